@@ -1,0 +1,265 @@
+"""Trust region policy optimization (Schulman et al., 2015), with generalised advantage estimates.
+
+Each iteration samples a batch with the current policy, takes one natural-gradient step whose size is bounded by the
+KL divergence from the old policy, and fits the value function. Everything after sampling is one jitted call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from shoal import rollout, seeding
+from shoal.algos import Step
+from shoal.engines.base import Engine
+from shoal.envs.make import EnvSpec, describe
+from shoal.errors import LearningFault
+from shoal.estimators import advantages, conjugate_gradient, explained_variance, mean, standardise
+from shoal.moments import Moments
+from shoal.policies import heads
+from shoal.policies.networks import ACTIVATIONS, MLP
+from shoal.policies.policy import Policy, SavedPolicy
+from shoal.trees import Tree
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of TRPO."""
+
+    batch_steps: int = 4096
+    """Environment steps per iteration (at least)."""
+    batch: Literal["fragments", "episodes"] = "fragments"
+    """What a batch is made of: fixed fragments, cut anywhere, or whole episodes."""
+    lanes: int = 8
+    """Groups of environments; at most this many workers are busy. Part of the result, unlike the number of workers."""
+    width: int = 8
+    """Environments in a lane, stepped together."""
+    gamma: float = 0.99
+    """Discount per step."""
+    lam: float = 0.95
+    """Weight of longer returns in the advantage estimate."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Hidden layers of the policy and of the value function."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Hidden activation."""
+    normalise: bool = True
+    """Shift and scale observations by their running statistics."""
+    max_kl: float = 0.01
+    """Size of the trust region: mean KL divergence per iteration."""
+    cg_iterations: int = 10
+    """Conjugate gradient steps for the natural gradient."""
+    cg_damping: float = 0.1
+    """Added to the diagonal of the Fisher matrix."""
+    fisher_stride: int = 1
+    """Use every k-th sample for Fisher products: faster, less exact."""
+    line_search_steps: int = 10
+    """How often the step is shortened before it is given up."""
+    line_search_shrink: float = 0.8
+    """By how much it is shortened each time."""
+    value_lr: float = 1e-3
+    """Adam's learning rate for the value function."""
+    value_epochs: int = 10
+    """Passes over the batch when fitting the value function."""
+    value_batch: int = 128
+    """Samples per gradient step of the value function."""
+
+    @property
+    def fragment_steps(self) -> int:
+        """Steps of a fragment: the batch divided over all slots."""
+        return -(-self.batch_steps // (self.lanes * self.width))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, all of it."""
+        at_least_one = ("batch_steps", "lanes", "width", "cg_iterations", "fisher_stride", "line_search_steps", "value_batch")
+        found = [f"{name} must be at least 1, not {getattr(self, name)}" for name in at_least_one if getattr(self, name) < 1]
+        found += [f"{name} must be in 0..1, not {getattr(self, name)}" for name in ("gamma", "lam") if not 0 <= getattr(self, name) <= 1]
+        found += [f"{name} must be above 0, not {getattr(self, name)}" for name in ("max_kl", "value_lr") if not getattr(self, name) > 0]
+        if not 0 < self.line_search_shrink < 1:
+            found.append(f"line_search_shrink must be between 0 and 1, not {self.line_search_shrink}")
+        if self.cg_damping < 0:
+            found.append(f"cg_damping must not be negative, not {self.cg_damping}")
+        if self.value_epochs < 0:
+            found.append(f"value_epochs must not be negative, not {self.value_epochs}")
+        if any(size < 1 for size in self.hidden):
+            found.append(f"hidden layers must have at least 1 unit, not {self.hidden}")
+        if self.activation not in ACTIVATIONS:
+            found.append(f"activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
+        return found
+
+
+def train(config: Config, env: EnvSpec, engine: Engine, seed: int, state: Tree | None = None) -> Iterator[Step]:
+    """Learn for ever, from the start or from a state; whoever asks for the steps decides when to stop."""
+    spaces = engine.submit(describe, env.to_tree()).result()
+    policy = Policy(
+        tuple(spaces["shape"]), spaces["dtype"], heads.from_tree(spaces["head"]),
+        config.hidden, config.activation, config.normalise,
+    )  # fmt: skip
+    value = MLP((policy.inputs, *config.hidden, 1), config.activation)
+    optimizer = optax.adam(config.value_lr)
+    update = jax.jit(make_update(config, policy, value, optimizer))
+
+    state = state or {}
+    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights")))
+    critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
+    adam = optimizer.init(jnp.asarray(critic))
+    if state:
+        adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
+    moments = Moments.from_tree(state["moments"]) if state else Moments.empty(policy.inputs)
+    scores = rollout.Scores(state.get("scores"))
+    lanes = rollout.Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
+    iteration = state.get("iteration", 0)
+
+    while True:
+        iteration += 1
+        begun = time.perf_counter()
+        shift, scale = moments.normaliser()
+        weights = engine.share({"params": np.asarray(params), "mean": shift, "scale": scale})
+        if config.batch == "fragments":
+            records = lanes.fragments(weights, config.fragment_steps)
+        else:
+            records = lanes.episodes(weights, config.batch_steps)
+        sampled = time.perf_counter()
+
+        key = jax.random.key(seeding.integer(seed, "learn", iteration))
+        params, critic, adam, learning = update(params, critic, adam, shift, scale, rollout.batch(records), key)
+        learning = {name: float(number) for name, number in learning.items()}
+        if not learning.pop("finite"):
+            raise LearningFault(
+                f"iteration {iteration} computed weights that are not finite ({learning}); they were not kept. "
+                f"Likely causes: rewards that are far too large, or a learning rate that is; try --value-lr {config.value_lr / 10:g}"
+            )
+        scores.add(records)
+        if config.normalise:
+            moments = rollout.merged_moments(moments, records)
+
+        new_shift, new_scale = moments.normaliser()
+        current = {"params": np.asarray(params), "mean": new_shift, "scale": new_scale}
+        learned = {
+            "policy": {"params": np.asarray(params)},
+            "value": {"params": np.asarray(critic)},
+            "adam": {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(adam))},
+            "moments": moments.to_tree(),
+            "scores": scores.state(),
+            "iteration": iteration,
+        }
+        ledger = lanes.state()
+        timing = {"time/sample_seconds": sampled - begun, "time/learn_seconds": time.perf_counter() - sampled}
+        yield Step(
+            metrics=scores.metrics() | {"time/iterations": iteration} | learning | timing,
+            learned=learned,
+            state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
+            policy=SavedPolicy(policy, current, env.to_tree()),
+        )
+
+
+def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> Callable[..., Any]:
+    """The whole learning step as one function of arrays, for `jax.jit`."""
+    head = policy.head
+
+    def update(params: Any, critic: Any, adam: Any, shift: Any, scale: Any, batch: Any, key: Any) -> Any:
+        features = policy.features(batch["observations"], shift, scale)
+        final_features = policy.features(batch["finals"], shift, scale)
+        acted, used = features[:-1], batch["weights"]
+
+        values = value(critic, features)[..., 0]
+        next_values = values[1:].reshape(-1).at[batch["finals_at"]].set(value(critic, final_features)[:, 0], mode="drop")
+        next_values = jnp.where(batch["terminated"], 0.0, next_values.reshape(used.shape))
+        estimates = advantages(batch["rewards"], values[:-1], next_values, batch["ended"], config.gamma, config.lam)
+        targets = estimates + values[:-1]
+
+        new_params, learning = policy_step(params, acted, batch["actions"], standardise(estimates, used), used)
+        new_critic, new_adam, value_loss = value_fit(critic, adam, acted, targets, used, key)
+
+        finite = jnp.isfinite(new_params).all() & jnp.isfinite(new_critic).all()
+        learning |= {
+            "train/value_loss": value_loss,
+            "train/explained_variance": explained_variance(values[:-1], targets, used),
+            "finite": finite,
+        }
+        return new_params, new_critic, new_adam, learning
+
+    def policy_step(params: Any, x: Any, actions: Any, estimates: Any, used: Any) -> Any:
+        old = policy.out(params, x)
+        old_log_prob = head.log_prob(old, actions)
+
+        def objective(new_params: Any) -> Any:
+            ratio = jnp.exp(head.log_prob(policy.out(new_params, x), actions) - old_log_prob)
+            return mean(ratio * estimates, used)
+
+        def divergence(new_params: Any) -> Any:
+            return mean(head.kl(old, policy.out(new_params, x)), used)
+
+        before, gradient = jax.value_and_grad(objective)(params)
+
+        # Fisher product as J^T F J: one linearisation serves all conjugate gradient steps.
+        stride = config.fisher_stride
+        fisher_x, fisher_used = x[::stride], used[::stride]
+        fisher_out, forward = jax.linearize(lambda p: policy.out(p, fisher_x), params)
+        backward = jax.linear_transpose(forward, params)
+        share = (fisher_used / fisher_used.sum())[..., None]
+
+        def fisher_product(vector: Any) -> Any:
+            (image,) = backward(share * head.fisher(fisher_out, forward(vector)))
+            return image + config.cg_damping * vector
+
+        direction = conjugate_gradient(fisher_product, gradient, config.cg_iterations)
+        # The longest step for which the quadratic model of the KL stays within the trust region.
+        length = jnp.sqrt(2 * config.max_kl / (direction @ fisher_product(direction) + 1e-8))
+        step = length * direction
+
+        def too_long(search: Any) -> Any:
+            tries, _, accepted, *_ = search
+            return (tries < config.line_search_steps) & ~accepted
+
+        def shorten(search: Any) -> Any:
+            tries, *_ = search
+            fraction = config.line_search_shrink**tries
+            candidate = params + fraction * step
+            after, kl = objective(candidate), divergence(candidate)
+            return tries + 1, fraction, (kl <= config.max_kl) & (after > before), after, kl
+
+        zero = jnp.zeros(())
+        start = (jnp.zeros((), jnp.int32), zero, jnp.zeros((), bool), before, zero)
+        _, fraction, accepted, after, kl = jax.lax.while_loop(too_long, shorten, start)
+        new_params = jnp.where(accepted, params + fraction * step, params)
+        return new_params, {
+            "train/policy_objective": jnp.where(accepted, after, before) - before,
+            "train/kl_divergence_loss": jnp.where(accepted, kl, 0.0),
+            "train/is_line_search_success": accepted.astype(jnp.float32),
+            "train/step_fraction": jnp.where(accepted, fraction, 0.0),
+            "train/entropy_loss": -mean(head.entropy(old), used),
+        }
+
+    def value_fit(critic: Any, adam: Any, x: Any, targets: Any, used: Any, key: Any) -> Any:
+        count = targets.size
+        size = min(config.value_batch, count)
+        rows = [x.reshape(count, -1), targets.reshape(count), used.reshape(count)]
+
+        def loss(parameters: Any, x: Any, target: Any, weight: Any) -> Any:
+            error = value(parameters, x)[:, 0] - target
+            return (weight * error**2).sum() / jnp.maximum(weight.sum(), 1.0)
+
+        def minibatch(carry: Any, at: Any) -> Any:
+            parameters, optimizer_state = carry
+            number, gradient = jax.value_and_grad(loss)(parameters, *at)
+            change, optimizer_state = optimizer.update(gradient, optimizer_state, parameters)
+            return (optax.apply_updates(parameters, change), optimizer_state), number
+
+        def epoch(carry: Any, key: Any) -> Any:
+            # Gathering the shuffled batch once and cutting it is twice as fast as gathering every minibatch.
+            order = jax.random.permutation(key, count)[: count // size * size]
+            pieces = [row[order].reshape(-1, size, *row.shape[1:]) for row in rows]
+            carry, losses = jax.lax.scan(minibatch, carry, pieces)
+            return carry, losses.mean()
+
+        (critic, adam), losses = jax.lax.scan(epoch, (critic, adam), jax.random.split(key, config.value_epochs))
+        return critic, adam, losses[-1] if config.value_epochs else jnp.zeros(())
+
+    return update

@@ -1,0 +1,113 @@
+"""Functions travel by name: `module:function`, looked up again on the worker. No code crosses the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Collection, Iterator
+from types import ModuleType
+from typing import Any
+
+from shoal.errors import NotNameable, UsageError
+
+MAIN = "__main__"
+_MAIN_ON_WORKER = "__shoal_main__"
+_loading_main = False
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name by which a worker finds a function again; refuses what has none."""
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    advice = "Define it with `def` at the top level of a module or of your script, and pass what it needs as arguments."
+    if module is None or name is None or not callable(function):
+        raise NotNameable(f"{function!r} has no importable name, so workers cannot find it. {advice}")
+    if "<" in name or "." in name:
+        kind = "a lambda" if "<lambda>" in name else "defined inside another function or class"
+        raise NotNameable(f"{name} is {kind}, so workers cannot find it. {advice}")
+    found = getattr(sys.modules.get(module), name, None)
+    if found is not function:
+        raise NotNameable(f"{module}:{name} names something else than the function that was passed. {advice}")
+    if module in (MAIN, _MAIN_ON_WORKER):
+        spec = getattr(sys.modules[module], "__spec__", None)
+        # `python -m package.script` has an importable name; a plain script is loaded from its file.
+        module = spec.name if module == MAIN and spec is not None else MAIN
+    return f"{module}:{name}"
+
+
+def main_script() -> str | None:
+    """The file of the running script, for workers to load functions of `__main__` from."""
+    return getattr(sys.modules.get(MAIN), "__file__", None)
+
+
+class Functions:
+    """Finds functions by name on a worker. `allow` is the modules that may be named; None allows any."""
+
+    def __init__(self, allow: Collection[str] | None = (), main: str | None = None) -> None:
+        self.allow = None if allow is None else frozenset(allow) | {"shoal"}
+        self.main = main
+        self._found: dict[str, Callable[..., Any]] = {}
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """The function called `module:function`."""
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def remember(self, name: str, function: Callable[..., Any]) -> None:
+        """In the head's own process the function is at hand; looking it up again would load the script twice."""
+        self._found[name] = function
+
+    def _find(self, name: str) -> Callable[..., Any]:
+        module_name, _, function_name = name.partition(":")
+        parents = module_name.split(".")
+        prefixes = {".".join(parents[: depth + 1]) for depth in range(len(parents))}
+        if self.allow is not None and not prefixes & self.allow:
+            raise UsageError(
+                f"this worker may not run {name}: it was started for {', '.join(sorted(self.allow))}. "
+                f"If you trust that module, start the worker with --allow {parents[0]}"
+            )
+        module = self._load_main() if module_name == MAIN else importlib.import_module(module_name)
+        function = getattr(module, function_name, None)
+        if not callable(function):
+            raise UsageError(f"this worker finds no function {function_name} in {module_name} ({module.__file__})")
+        return function  # type: ignore[no-any-return]
+
+    def _load_main(self) -> ModuleType:
+        if _MAIN_ON_WORKER in sys.modules:
+            return sys.modules[_MAIN_ON_WORKER]
+        if self.main is None:
+            raise UsageError("the head has no script file (an interactive session?). Put the function into a module.")
+        spec = importlib.util.spec_from_file_location(_MAIN_ON_WORKER, self.main)
+        if spec is None or spec.loader is None:
+            raise UsageError(f"the worker cannot load the script {self.main}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[_MAIN_ON_WORKER] = module
+        try:
+            with _marked_as_loading():
+                spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[_MAIN_ON_WORKER]
+            raise
+        return module
+
+
+@contextlib.contextmanager
+def _marked_as_loading() -> Iterator[None]:
+    global _loading_main  # noqa: PLW0603 - one process loads one script
+    _loading_main = True
+    try:
+        yield
+    finally:
+        _loading_main = False
+
+
+def refuse_while_loading() -> None:
+    """An engine started by a worker that is only loading the user's script means the script has no main guard."""
+    if _loading_main:
+        raise UsageError(
+            "this script starts an engine when it is imported, and workers import it to find its functions. "
+            'Put the part that starts the engine under `if __name__ == "__main__":`'
+        )

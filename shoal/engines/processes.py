@@ -1,0 +1,283 @@
+"""Workers as processes of this machine, each behind a socket pair. The default engine.
+
+Processes are started fresh, not forked, so that they never inherit the head's JAX threads and memory. A death is seen
+at once by the kernel's process handle, also when a child of the worker still holds the socket; a worker that was
+stopped (SIGSTOP) is seen in the process table. Either way a new one takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.engines import wire
+from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
+from shoal.engines.scheduler import Scheduler
+from shoal.engines.wire import PREFIX, Message
+from shoal.engines.worker import ENVIRONMENT
+from shoal.errors import EngineError
+
+_LOOK_EVERY = 1.0  # seconds between looks at the process table
+_FAILED_STARTS = 3  # in a row, before the engine gives up
+
+
+def available_cores() -> int:
+    """The cores this process may use (an allocation or `taskset` may give it fewer than there are)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class ProcessesEngine(RemoteEngine):
+    """`workers` processes on this machine; as many as there are cores unless told."""
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        task_timeout: float | None = None,
+        lease: float = 10.0,
+        allow_mixed: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        count = available_cores() if workers is None else workers
+        transport = _Processes(count, environment or {})
+        scheduler = Scheduler(task_timeout=task_timeout, lease=lease)
+        super().__init__(transport, workers=count, scheduler=scheduler, allow_mixed=allow_mixed)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that are running."""
+        return self._transport.pids()  # type: ignore[attr-defined, no-any-return]
+
+
+@dataclass(slots=True)
+class _Process:
+    number: int
+    popen: subprocess.Popen[bytes]
+    socket: socket.socket
+    handle: int  # pidfd, or -1 where the system has none
+    joined: bool = False
+    out: deque[memoryview] = field(default_factory=deque)
+    prefix: bytearray = field(default_factory=lambda: bytearray(PREFIX.size))
+    frame: bytearray | None = None  # None while the prefix is being read
+    filled: int = 0
+
+
+class _Processes:
+    """The transport. One lock guards the outgoing queues; everything else belongs to the pump thread."""
+
+    def __init__(self, count: int, environment: Mapping[str, str]) -> None:
+        self._missing = count
+        self._environment = {**os.environ, **ENVIRONMENT, **environment}
+        self._processes: dict[int, _Process] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_out, False)
+        os.set_blocking(self._wake_in, False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+        self._lock = threading.Lock()
+        self._next_number = 0
+        self._failed_starts = 0
+        self._start_at = 0.0
+        self._look_at = 0.0
+
+    def pids(self) -> list[int]:
+        with self._lock:
+            return [process.popen.pid for process in self._processes.values()]
+
+    # The pump thread ------------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float) -> Sequence[Event]:
+        now = time.monotonic()
+        # Started here, not in the constructor: the kernel ends a worker with the thread that started it, and this
+        # thread lives as long as the engine.
+        while self._missing and now >= self._start_at:
+            self._start()
+        if self._missing:
+            timeout = min(timeout, self._start_at - now)
+        events: list[Event] = []
+        for ready, mask in self._selector.select(max(timeout, 0.0)):
+            process: _Process | None = ready.data
+            if process is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_out, 4096)
+            elif process.number not in self._processes:
+                continue  # its end was seen a moment ago
+            elif ready.fileobj == process.handle:
+                self._read(process, events)
+                self._gone(process, events)
+            elif mask & selectors.EVENT_READ and not self._read(process, events):
+                self._gone(process, events)
+        self._write_all()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_EVERY
+            events += [Heard(p.number) for p in self._processes.values() if p.joined and not _is_stopped(p.popen.pid)]
+        return events
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        command = [sys.executable, "-m", "shoal.engines.worker", str(theirs.fileno()), str(os.getpid())]
+        try:
+            # A session of its own keeps the terminal's Ctrl-C away and lets `_end` reach the worker's children too.
+            popen = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                env=self._environment | {"PYTHONPATH": _python_path()},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        handle = os.pidfd_open(popen.pid) if hasattr(os, "pidfd_open") else -1
+        process = _Process(self._next_number, popen, ours, handle)
+        self._next_number += 1
+        self._missing -= 1
+        with self._lock:
+            self._processes[process.number] = process
+        self._selector.register(ours, selectors.EVENT_READ, process)
+        if handle >= 0:
+            self._selector.register(handle, selectors.EVENT_READ, process)
+
+    def _read(self, process: _Process, events: list[Event]) -> bool:
+        """Read what is there; False at the end of the stream."""
+        while True:
+            target = process.prefix if process.frame is None else process.frame
+            if process.filled < len(target):
+                try:
+                    count = process.socket.recv_into(memoryview(target)[process.filled :])
+                except BlockingIOError:
+                    return True
+                except ConnectionResetError:
+                    return False
+                if count == 0:
+                    return False
+                process.filled += count
+            if process.filled < len(target):
+                continue
+            process.filled = 0
+            kind, number, size = PREFIX.unpack(process.prefix)
+            if process.frame is None:
+                if size > wire.MAX_FRAME:
+                    return False
+                process.frame = bytearray(size)
+            else:
+                events.append(Received(process.number, Message(kind, number, process.frame)))
+                process.frame = None
+                process.joined = True
+                self._failed_starts = 0
+
+    def _gone(self, process: _Process, events: list[Event]) -> None:
+        """A worker ended by itself: clean up, say how, and make room for another."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.popen.wait(0.5)  # its socket closes a moment before its exit code is known
+        reason = self._end(process)
+        self._missing += 1
+        if not process.joined:
+            self._failed_starts += 1
+            self._start_at = time.monotonic() + 0.1 * 4**self._failed_starts
+            if self._failed_starts >= _FAILED_STARTS:
+                events.append(Broken(_cannot_start(reason)))
+        events.append(Left(process.number, reason))
+
+    def _end(self, process: _Process) -> str:
+        """Kill a worker and its children, wait for it, and say how it ended."""
+        with self._lock:
+            self._processes.pop(process.number, None)
+        self._selector.unregister(process.socket)
+        if process.handle >= 0:
+            self._selector.unregister(process.handle)
+            os.close(process.handle)
+        process.socket.close()
+        by_itself = process.popen.poll() is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.popen.pid, signal.SIGKILL)
+        code = process.popen.wait()
+        if not by_itself:
+            return "was ended"
+        return f"died ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+
+    def _write_all(self) -> None:
+        with self._lock:
+            for process in self._processes.values():
+                self._write(process)
+
+    # Any thread -----------------------------------------------------------------------------------------------
+
+    def send(self, worker: int, message: Message) -> None:
+        with self._lock:
+            process = self._processes.get(worker)
+            if process is None:
+                return
+            process.out.append(memoryview(PREFIX.pack(message.kind, message.number, len(message.frame))))
+            process.out.append(memoryview(message.frame))
+            self._write(process)
+
+    def _write(self, process: _Process) -> None:
+        """Write as much as the socket takes; the selector says when it takes more."""
+        try:
+            while process.out:
+                buffers = list(process.out)[:64]
+                count = process.socket.sendmsg(buffers)
+                while process.out and count >= len(process.out[0]):
+                    count -= len(process.out.popleft())
+                if count:
+                    process.out[0] = process.out[0][count:]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):
+            process.out.clear()  # it is dead, which the pump thread is about to see
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.out else 0)
+        key = self._selector.get_key(process.socket)
+        if key.events != wanted:
+            self._selector.modify(process.socket, wanted, process)
+            self.wake()
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so it is awake
+            os.write(self._wake_in, b"!")
+
+    def drop(self, worker: int) -> None:
+        process = self._processes.get(worker)
+        if process is not None:
+            self._end(process)
+            self._missing += 1
+
+    def close(self) -> None:
+        for process in list(self._processes.values()):
+            self._end(process)
+        self._selector.close()
+        os.close(self._wake_out)
+        os.close(self._wake_in)
+
+
+def _python_path() -> str:
+    """Where the worker finds Shoal before it is told the head's whole path."""
+    package = Path(__file__).parents[2]
+    return os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal; False where there is no process table to read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _cannot_start(reason: str) -> EngineError:
+    return EngineError(
+        f"worker processes cannot be started: {_FAILED_STARTS} in a row ended before they were ready (the last one "
+        f"{reason}). What they printed stands above. Likely causes: a broken install or too little memory. "
+        f"To see more, type: shoal doctor"
+    )

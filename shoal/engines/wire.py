@@ -1,0 +1,217 @@
+"""Bytes for trees, the same on every engine: MessagePack for the structure, raw aligned blocks for the arrays.
+
+A frame is
+
+    magic  u32 header size  header (MessagePack)  padding  array 0  padding  array 1 ...
+
+and the header refers to arrays by (dtype, shape, offset). Nothing is ever unpickled; dtypes come from a fixed list;
+every size is checked against the frame before an array is made, and decoded arrays are read-only views of the frame.
+
+A message is what passes between head and worker: a kind, a number (ticket or shared value) and a frame. Streams put
+`PREFIX` before the frame, so that a frame that goes to many workers is encoded once.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from shoal.errors import WireError
+
+MAX_FRAME = 2**31
+"""Largest frame that is accepted, in bytes."""
+
+_MAGIC = b"sho1"
+_START = struct.Struct("<4sI")
+_ALIGN = 64  # so that array views start on cache lines, as NumPy's own arrays do
+_ARRAY, _SCALAR, _TUPLE, _SHARED = 1, 2, 3, 4
+_MAX_DIMENSIONS = 32
+
+_DTYPES = {
+    np.dtype(name).str: np.dtype(name)
+    for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+}
+_PLAIN = frozenset({type(None), bool, float, str, bytes})
+
+
+class Kind(enum.IntEnum):
+    """What a message is. Head to worker first, then worker to head."""
+
+    WELCOME = 1
+    TASK = 2
+    SHARE = 3
+    FORGET = 4
+    HELLO = 10
+    DONE = 11
+    FAILED = 12
+
+
+class Message(NamedTuple):
+    """One message: `number` is a ticket (TASK, DONE, FAILED) or the number of a shared value (SHARE, FORGET)."""
+
+    kind: int
+    number: int
+    frame: bytes | bytearray = b""
+
+
+PREFIX = struct.Struct("<BxxxxxxxQQ")
+"""kind, number, frame size: what a stream puts before each frame."""
+
+
+class Shared:
+    """A value shipped once to each worker; pass it to tasks in place of the value itself."""
+
+    __slots__ = ("__weakref__", "frame", "number")
+
+    def __init__(self, number: int, frame: bytes | bytearray) -> None:
+        self.number = number
+        self.frame = frame
+
+    def __repr__(self) -> str:
+        return f"Shared({self.number}, {len(self.frame)} bytes)"
+
+
+class _Layout:
+    """Arrays found while packing, with the offset that each will have."""
+
+    def __init__(self) -> None:
+        self.blocks: list[np.ndarray] = []
+        self.size = 0
+        self.shared: list[Shared] = []
+
+    def add(self, array: np.ndarray) -> bytes:
+        offset = self.size
+        self.blocks.append(array)
+        self.size = _aligned(offset + array.nbytes)
+        return msgspec.msgpack.encode((array.dtype.str, array.shape, offset))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def encode(tree: Any, what: str = "the value") -> bytearray:
+    """The frame of a tree. `what` names the value in the error when something in it cannot be sent."""
+    return encode_with_shared(tree, what)[0]
+
+
+def encode_with_shared(tree: Any, what: str = "the value") -> tuple[bytearray, list[Shared]]:
+    """The frame of a tree, and the shared values that it refers to."""
+    layout = _Layout()
+    try:
+        header = msgspec.msgpack.encode(_pack(tree, layout))
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise WireError(f"{what} cannot be sent to a worker: {_locate(tree) or error}") from None
+    start = _aligned(_START.size + len(header))
+    frame = bytearray(start + layout.size)
+    if len(frame) > MAX_FRAME:
+        raise WireError(f"{what} has {len(frame):,} bytes; a message holds at most {MAX_FRAME:,}. Send it in parts.")
+    _START.pack_into(frame, 0, _MAGIC, len(header))
+    frame[_START.size : _START.size + len(header)] = header
+    offset = start
+    for block in layout.blocks:
+        frame[offset : offset + block.nbytes] = block.reshape(-1).view(np.uint8).data
+        offset = _aligned(offset + block.nbytes)
+    return frame, layout.shared
+
+
+def _pack(value: Any, layout: _Layout) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int:
+        if not -(2**63) <= value < 2**64:
+            raise OverflowError("an int beyond 64 bits")
+        return value
+    if kind is np.ndarray:
+        if value.dtype.str not in _DTYPES:
+            raise TypeError(f"array of dtype {value.dtype}")
+        return msgspec.msgpack.Ext(_ARRAY, layout.add(value if value.flags.c_contiguous else value.copy()))
+    if kind is dict:
+        for key in value:
+            if type(key) is not str and type(key) is not int:
+                raise TypeError(f"dict key {key!r}")
+        return {key: _pack(item, layout) for key, item in value.items()}
+    if kind is list:
+        return [_pack(item, layout) for item in value]
+    if kind is tuple:
+        return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode([_pack(item, layout) for item in value]))
+    if kind is Shared:
+        layout.shared.append(value)
+        return msgspec.msgpack.Ext(_SHARED, msgspec.msgpack.encode(value.number))
+    if isinstance(value, np.generic) and value.dtype.str in _DTYPES:
+        return msgspec.msgpack.Ext(_SCALAR, msgspec.msgpack.encode((value.dtype.str, value.tobytes())))
+    raise TypeError(kind.__name__)
+
+
+def _locate(tree: Any, path: str = "") -> str | None:
+    """Say where in a tree the first thing is that cannot be packed."""
+    children: list[tuple[str, Any]] = []
+    if type(tree) is dict:
+        children = [(f"{path}[{key!r}]", item) for key, item in tree.items()]
+    elif type(tree) in (list, tuple):
+        children = [(f"{path}[{index}]", item) for index, item in enumerate(tree)]
+    for where, item in children:
+        if len(where) < 1000 and (found := _locate(item, where)):
+            return found
+    try:
+        _pack(tree, _Layout())
+    except (TypeError, OverflowError) as error:
+        return (
+            f"at {path or 'the top'} it holds {error}. Only None, bool, int (64 bits), float, str, bytes, list, tuple, "
+            f"dict (str or int keys) and NumPy arrays of numbers can be sent; convert it, or build it inside the task."
+        )
+    except RecursionError:
+        return f"at {path[:60]} it is nested too deeply"
+    return None
+
+
+def decode(frame: bytes | bytearray | memoryview, shared: Mapping[int, Any] | None = None) -> Any:
+    """The tree of a frame. Arrays are read-only views of it. References to shared values are looked up in `shared`."""
+    view = memoryview(frame)
+    try:
+        magic, size = _START.unpack_from(view)
+        start = _aligned(_START.size + size)
+        if magic != _MAGIC or _START.size + size > len(view) or len(view) > MAX_FRAME:
+            raise WireError("these bytes are not a Shoal message, or are cut off")
+        hook = _unpacker(view[start:], {} if shared is None else shared)
+        return msgspec.msgpack.decode(view[_START.size : _START.size + size], ext_hook=hook)
+    except (msgspec.MsgspecError, struct.error, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise WireError(f"these bytes are not a valid Shoal message: {error}") from None
+
+
+def _unpacker(payload: memoryview, shared: Mapping[int, Any]) -> Callable[[int, memoryview], Any]:
+    def hook(code: int, data: memoryview) -> Any:
+        content = msgspec.msgpack.decode(data, ext_hook=hook)
+        if code == _ARRAY:
+            return _array(content, payload)
+        if code == _TUPLE:
+            return tuple(content)
+        if code == _SCALAR:
+            name, raw = content
+            return np.frombuffer(raw, _DTYPES[name], count=1)[0]
+        if code == _SHARED:
+            return shared[content]
+        raise WireError(f"extension type {code} is unknown")
+
+    return hook
+
+
+def _array(content: Any, payload: memoryview) -> np.ndarray:
+    name, shape, offset = content
+    dtype = _DTYPES[name]
+    if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape) or type(offset) is not int:
+        raise WireError(f"an array has the impossible shape {shape}")
+    count = math.prod(shape)
+    if offset < 0 or offset + count * dtype.itemsize > len(payload):
+        raise WireError(f"an array of shape {shape} and dtype {dtype} reaches beyond its message")
+    array = np.frombuffer(payload, dtype, count=count, offset=offset) if count else np.empty(0, dtype)
+    array = array.reshape(shape)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,97 @@
+"""Environments by name: how a worker makes one, and what the head has to know of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from shoal.errors import EnvironmentFault, MissingExtra, UsageError
+from shoal.policies import heads
+from shoal.trees import Tree
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """An environment by name. Plain data: it travels to workers and is stored with the run."""
+
+    id: str
+    """A Gymnasium id, also as `module:Env-v0`, which imports the module first."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after this many steps; None keeps the environment's own limit."""
+    recreate_after: int = 0
+    """Make the environment anew after this many episodes, for those that leak memory; 0 never does."""
+    step_limit: int = 100_000
+    """An episode longer than this is an error: the environment never ends."""
+
+    def to_tree(self) -> Tree:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+
+def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
+    """The environment, with Dict, Tuple and Discrete observations flattened into one row of numbers."""
+    options = {} if spec.max_episode_steps is None else {"max_episode_steps": spec.max_episode_steps}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice on newer versions is for `check_id` to give, once
+            env = gymnasium.make(spec.id, disable_env_checker=True, **options, **spec.kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise MissingExtra(f"{spec.id} needs a package that is not installed: {error}") from None
+    except gymnasium.error.Error as error:
+        raise UsageError(f"{spec.id} cannot be made: {error}") from None
+    except Exception as error:
+        if spec.kwargs and isinstance(error, TypeError):
+            raise UsageError(f"{spec.id} does not take --env-kwargs {spec.kwargs}: {error}") from error
+        raise EnvironmentFault(f"{spec.id} raised {type(error).__name__} when it was made: {error}") from error
+    space = env.observation_space
+    if not isinstance(space, gymnasium.spaces.Box):
+        flat = gymnasium.spaces.utils.flatten_space(space)
+        if not isinstance(flat, gymnasium.spaces.Box):
+            raise UsageError(
+                f"the observation space {space} of {spec.id} is not supported: it has no fixed size. "
+                f"Shoal takes Box, Discrete, and Dict or Tuple of these"
+            )
+        return gymnasium.wrappers.FlattenObservation(env)
+    return env
+
+
+def observation_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:
+    """As observations are kept and sent: as they are, except that float64 is cut to the float32 that networks use."""
+    dtype = np.dtype(space.dtype)
+    return np.dtype(np.float32) if dtype == np.float64 else dtype
+
+
+def describe(spec: Tree) -> dict[str, Any]:
+    """Task: the spaces of an environment, as plain data, found out on a worker."""
+    env = make(EnvSpec(**spec))
+    try:
+        space = env.observation_space
+        return {
+            "shape": list(space.shape or ()),
+            "dtype": observation_dtype(space).str,
+            "head": heads.to_tree(heads.head_for(env.action_space)),
+        }
+    finally:
+        env.close()
+
+
+def check_id(name: str) -> list[str]:
+    """What is wrong with an environment's name, found without making it."""
+    module, _, plain = name.rpartition(":")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gymnasium.spec(name)
+    except ModuleNotFoundError as error:
+        return [f"the module {module} of the environment {name} cannot be imported: {error}"]
+    except gymnasium.error.Error as error:
+        hint = "" if module else ". If a module of yours registers it, name it as module:Env-v0"
+        return [f"there is no environment {plain!r}: {error}{hint}"]
+    return []

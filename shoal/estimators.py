@@ -1,0 +1,63 @@
+"""Maths that must not fork between algorithms: advantages, conjugate gradients, weighted means. For the learner (JAX)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def advantages(
+    rewards: jax.Array, values: jax.Array, next_values: jax.Array, ended: jax.Array, gamma: float, lam: float
+) -> jax.Array:
+    """Generalised advantage estimates (T, N).
+
+    `next_values` (T, N) is the value of what followed each step: 0 after a termination, the value of the final
+    observation after a truncation. `ended` (T, N) is True where an episode ended either way.
+    """
+    deltas = rewards + gamma * next_values - values
+    decay = gamma * lam * (1.0 - ended.astype(deltas.dtype))
+
+    def back(following: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta, keep = at
+        advantage = delta + keep * following
+        return advantage, advantage
+
+    return jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, decay), reverse=True)[1]
+
+
+def conjugate_gradient(product: Callable[[jax.Array], jax.Array], b: jax.Array, iterations: int) -> jax.Array:
+    """x with product(x) = b, for a positive definite `product`, from zero; stops early once it is exact enough."""
+
+    def go_on(state: tuple[jax.Array, ...]) -> jax.Array:
+        return (state[0] < iterations) & (state[4] > 1e-10)
+
+    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        index, x, residual, direction, size = state
+        image = product(direction)
+        alpha = size / (direction @ image)
+        residual = residual - alpha * image
+        new_size = residual @ residual
+        return index + 1, x + alpha * direction, residual, residual + (new_size / size) * direction, new_size
+
+    start = (jnp.zeros((), jnp.int32), jnp.zeros_like(b), b, b, b @ b)
+    return jax.lax.while_loop(go_on, step, start)[1]
+
+
+def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Mean of values where weights are 1 and not where they are 0."""
+    return (values * weights).sum() / weights.sum()
+
+
+def standardise(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Shift and scale to mean 0 and deviation 1 over the weighted entries; others become 0."""
+    centred = (values - mean(values, weights)) * weights
+    return centred / (jnp.sqrt(mean(centred**2, weights)) + 1e-8)
+
+
+def explained_variance(predicted: jax.Array, actual: jax.Array, weights: jax.Array) -> jax.Array:
+    """1 - Var(actual - predicted) / Var(actual): 1 is perfect, 0 is no better than a constant."""
+    error = actual - predicted
+    spread = mean((actual - mean(actual, weights)) ** 2, weights)
+    return 1.0 - mean((error - mean(error, weights)) ** 2, weights) / (spread + 1e-8)

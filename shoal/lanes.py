@@ -1,0 +1,318 @@
+"""A lane, as a worker sees it: `width` environments stepped in lockstep behind one batched forward pass.
+
+The width is part of the task, because a row of a batch has other bits than the same row alone. Two tasks use lanes:
+
+- `fragment` goes on for a fixed number of steps from where the lane's last fragment ended. A worker that holds the
+  lane live just goes on; one that does not is told the ledger and rebuilds it: reset with the episode's seed, step
+  the actions since. Episodes follow each other in a slot.
+- `episodes` runs whole episodes from fresh resets and keeps nothing but the environments themselves.
+
+This module has the only `env.step` of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from shoal import seeding
+from shoal.envs.make import EnvSpec, make, observation_dtype
+from shoal.errors import EnvironmentFault
+from shoal.moments import Moments
+from shoal.policies.policy import Policy
+from shoal.trees import Tree
+
+NOISE_STEPS = 128
+"""Noise for sampling is drawn for this many steps at once. Part of the task: changing it changes every run."""
+
+
+def fragment(place: Tree, policy: Tree, weights: Tree, steps: int, ledger: Tree | None = None) -> Tree | None:
+    """Task: the next `steps` steps of a lane, as a `Record`'s tree.
+
+    `place` says which lane of which run this is and how many fragments came before. Returns None when this worker
+    does not hold the lane there and no ledger came along: then it has to be asked again, with the ledger.
+    """
+    parsed = Policy.from_tree(policy)
+    held = _live.setdefault(place["token"], {})
+    _live.move_to_end(place["token"])
+    position, lane = held.pop(place["lane"], (None, None))
+    if lane is None or position != place["fragment"]:
+        if ledger is None:
+            return None
+        if lane is not None:
+            lane.close()
+        lane = Lane(place)
+        lane.rebuild(ledger, parsed)
+    rng = seeding.rng(place["seed"], place["purpose"] + "-act", place["lane"], place["fragment"])
+    record = lane.run(parsed, weights, rng, lambda slot: lane.episodes[slot] + 1, steps)
+    held[place["lane"]] = (place["fragment"] + 1, lane)
+    _drop_old_runs()
+    return record
+
+
+def episodes(place: Tree, policy: Tree, weights: Tree, budget: Tree, greedy: bool = False) -> Tree:
+    """Task: whole episodes, as a `Record`'s tree.
+
+    `budget` is {"episodes": n} for exactly n, or {"steps": n} to start episodes until n steps were taken and then
+    finish them. Either way which episodes are run never depends on how long one takes compared with another lane's.
+    """
+    lane = Lane(place)
+    count = budget.get("episodes")
+    first = lane.width if count is None else min(lane.width, count)
+    for slot in range(first):
+        lane.begin(slot, 0)
+    started = first
+
+    def following(slot: int) -> int | None:
+        nonlocal started
+        if lane.taken >= budget["steps"] if count is None else started >= count:
+            return None
+        started += 1
+        return lane.episodes[slot] + 1
+
+    rng = None if greedy else seeding.rng(place["seed"], place["purpose"] + "-act", place["lane"], 0)
+    record = lane.run(Policy.from_tree(policy), weights, rng, following)
+    lane.close()
+    return record
+
+
+class Lane:
+    """`width` slots. Slot s is in episode `episodes[s]` and will act on `observations[s]`; -1 means in none."""
+
+    def __init__(self, place: Tree) -> None:
+        self.seed, self.purpose, self.number = place["seed"], place["purpose"], place["lane"]
+        self.width = place["width"]
+        self.spec = EnvSpec(**place["env"])
+        self.envs = [_borrow(self.spec) for _ in range(self.width)]
+        space = self.envs[0].observation_space
+        self.observations = np.zeros((self.width, *(space.shape or ())), observation_dtype(space))
+        self.episodes = [-1] * self.width
+        self.lengths = [0] * self.width
+        self.returns = [0.0] * self.width
+        self.taken = 0
+
+    def begin(self, slot: int, episode: int) -> None:
+        """Start an episode in a slot, from its own seed."""
+        if self.spec.recreate_after and episode and episode % self.spec.recreate_after == 0:
+            self.envs[slot].close()
+            self.envs[slot] = make(self.spec)
+        self.episodes[slot], self.lengths[slot], self.returns[slot] = episode, 0, 0.0
+        try:
+            self.observations[slot] = self.envs[slot].reset(seed=self.episode_seed(slot, episode))[0]
+        except Exception as error:
+            raise self._raised(slot, error) from error
+
+    def rebuild(self, ledger: Tree, policy: Policy) -> None:
+        """Bring every slot to where the ledger says it is."""
+        for slot in range(self.width):
+            entry = ledger[str(slot)]
+            self.begin(slot, entry["episode"])
+            for action in policy.head.to_env(entry["actions"]):
+                observation, reward, _, _, _ = self.envs[slot].step(action)
+                self.observations[slot] = observation
+                self.returns[slot] += float(reward)
+            self.lengths[slot] = len(entry["actions"])
+
+    def run(
+        self,
+        policy: Policy,
+        weights: Tree,
+        rng: np.random.Generator | None,
+        following: Callable[[int], int | None],
+        steps: int | None = None,
+    ) -> Tree:
+        """Step the slots together, for `steps` steps or until none is left in an episode.
+
+        `following(slot)` is the episode to start where one has ended, or None to leave the slot. Without `rng` the
+        likeliest actions are taken.
+        """
+        act, head = policy.actor(weights), policy.head
+        envs, lengths, returns, limit = self.envs, self.lengths, self.returns, self.spec.step_limit
+        active = [slot for slot in range(self.width) if self.episodes[slot] >= 0]
+        record = Record(self)
+        time = 0
+        while active and time != steps:
+            if rng is not None and time % NOISE_STEPS == 0:
+                noise = head.noise(rng, NOISE_STEPS, self.width)
+            actions = act(self.observations, None if rng is None else noise[time % NOISE_STEPS])
+            env_actions = head.to_env(actions)
+            record.observations.append(self.observations)
+            record.actions.append(actions)
+            self.observations = observations = self.observations.copy()
+            rewards = [0.0] * self.width
+            ended: list[tuple[int, bool]] = []
+            slot = 0
+            try:
+                for slot in active:
+                    observation, reward, terminated, truncated, _ = envs[slot].step(env_actions[slot])
+                    observations[slot] = observation
+                    rewards[slot] = reward
+                    returns[slot] += reward
+                    lengths[slot] += 1
+                    if terminated or truncated:
+                        ended.append((slot, bool(terminated)))
+            except Exception as error:
+                raise self._raised(slot, error) from error
+            record.rewards.append(rewards)
+            time += 1
+            self.taken += len(active)
+            for slot, terminated in ended:
+                record.end(time - 1, slot, terminated)
+                episode = following(slot)
+                if episode is None:
+                    active.remove(slot)
+                    self.episodes[slot] = -1
+                else:
+                    self.begin(slot, episode)
+            if time % NOISE_STEPS == 0 and max(lengths) >= limit:
+                raise EnvironmentFault(self._endless(lengths.index(max(lengths))))
+        return record.tree(policy, time)
+
+    def close(self) -> None:
+        """Give the environments back for the next lane."""
+        for env in self.envs:
+            _pool[_pool_key(self.spec)].append(env)
+
+    def episode_seed(self, slot: int, episode: int) -> int:
+        """What the environment of a slot is reset with."""
+        return seeding.integer(self.seed, self.purpose, self.number, slot, episode)
+
+    def where(self, slot: int, episode: int, step: int) -> str:
+        """How a message names one step."""
+        seed = self.episode_seed(slot, episode)
+        return f"{self.spec.id}, lane {self.number}, slot {slot}, episode {episode} (reset seed {seed}), step {step}"
+
+    def _raised(self, slot: int, error: Exception) -> EnvironmentFault:
+        below = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        trace = "".join(traceback.format_exception(type(error), error, below))
+        where = self.where(slot, self.episodes[slot], self.lengths[slot])
+        return EnvironmentFault(f"the environment raised {type(error).__name__}: {error}\nin {where}\n\n{trace}")
+
+    def _endless(self, slot: int) -> str:
+        where = self.where(slot, self.episodes[slot], self.lengths[slot])
+        return (
+            f"an episode does not end: {where}. Truncate episodes with --max-episode-steps N, "
+            f"or allow longer ones with --step-limit N (now {self.spec.step_limit:,})"
+        )
+
+
+class Record:
+    """What happened in a lane: T steps of W slots, and K ends of episodes in order of time, then slot.
+
+    observations (T+1, W, ...)   what was acted on; the last row is what the next step would act on
+    actions      (T, W, numbers)
+    rewards      (T, W) float32
+    steps        (W,)            how many of the T steps each slot took; a slot that is left stays left
+    ends         (K, 2)          time and slot of the last step of each episode that ended
+    terminated   (K,) bool       True: the environment ended it. False: it was cut off (truncated)
+    finals       (K, ...)        the observation after that step, which `observations` has no place for
+    returns, lengths, episodes   (K,) of those episodes, whole
+    moments                      count, mean and squared deviations of the observations acted on
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.first_episodes = list(lane.episodes)
+        self.observations: list[np.ndarray] = []
+        self.actions: list[np.ndarray] = []
+        self.rewards: list[list[float]] = []
+        self.ends: list[tuple[int, int]] = []
+        self.terminated: list[bool] = []
+        self.finals: list[np.ndarray] = []
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+        self.episodes: list[int] = []
+
+    def end(self, time: int, slot: int, terminated: bool) -> None:
+        """An episode ended in a slot; call before the next one begins there."""
+        lane = self.lane
+        self.ends.append((time, slot))
+        self.terminated.append(terminated)
+        self.finals.append(lane.observations[slot].copy())
+        self.returns.append(float(lane.returns[slot]))
+        self.lengths.append(lane.lengths[slot])
+        self.episodes.append(lane.episodes[slot])
+
+    def tree(self, policy: Policy, time: int) -> Tree:
+        """Plain data, checked for numbers that are not finite."""
+        lane = self.lane
+        observations = np.stack([*self.observations, lane.observations])
+        rewards = np.array(self.rewards, np.float32).reshape(time, lane.width)
+        ends = np.array(self.ends, np.int32).reshape(-1, 2)
+        steps = np.full(lane.width, time, np.int32)
+        for slot in range(lane.width):
+            if lane.episodes[slot] < 0:
+                last = [when for when, where in self.ends if where == slot]
+                steps[slot] = last[-1] + 1 if last else 0
+        self._check_finite("reward", rewards)
+        self._check_finite("observation", observations)
+        tree = {
+            "observations": observations,
+            "actions": np.stack(self.actions).astype(policy.head.action_dtype, copy=False),
+            "rewards": rewards,
+            "steps": steps,
+            "ends": ends,
+            "terminated": np.array(self.terminated, bool),
+            "finals": np.array(self.finals, observations.dtype).reshape(-1, *observations.shape[2:]),
+            "returns": np.array(self.returns, np.float64),
+            "lengths": np.array(self.lengths, np.int64),
+            "episodes": np.array(self.episodes, np.int64),
+        }
+        self._check_finite("final observation", tree["finals"])
+        if policy.normalise:
+            acted_on = policy.numbers(observations[:-1])
+            rows = [acted_on[: steps[slot], slot] for slot in range(lane.width)]
+            tree["moments"] = Moments.of(np.concatenate(rows)).to_tree()
+        return tree
+
+    def _check_finite(self, what: str, values: np.ndarray) -> None:
+        if values.dtype.kind != "f" or np.isfinite(values.sum()) or np.isfinite(values).all():
+            return
+        at = np.argwhere(~np.isfinite(values))[0].tolist()
+        # A final observation is listed by end; everything else by time and slot.
+        time, slot = self.ends[at[0]] if what == "final observation" else (at[0], at[1])
+        before = [end for end, where in self.ends if where == slot and end < time]
+        episode = self.first_episodes[slot] + len(before)
+        step = time - before[-1] - 1 if before else time
+        after = "" if before else ", counted from where this task began"
+        raise EnvironmentFault(
+            f"the environment returned the {what} {values[tuple(at)]}\nin {self.lane.where(slot, episode, step)}{after}. "
+            f"Nothing was learned from it. Look at the environment with that seed, or clip what it returns"
+        )
+
+
+# What a worker keeps between tasks -------------------------------------------------------------------------------
+
+_KEEP_RUNS = 4  # a worker may serve several heads at once
+_KEEP_SPECS = 4
+
+_live: OrderedDict[str, dict[int, tuple[int, Lane]]] = OrderedDict()  # run -> lane -> (fragments done, lane)
+_pool: OrderedDict[str, list[gymnasium.Env[Any, Any]]] = OrderedDict()
+
+
+def _drop_old_runs() -> None:
+    while len(_live) > _KEEP_RUNS:
+        _, lanes = _live.popitem(last=False)
+        for _, lane in lanes.values():
+            lane.close()
+
+
+def _pool_key(spec: EnvSpec) -> str:
+    return json.dumps(spec.to_tree(), sort_keys=True)
+
+
+def _borrow(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
+    """An environment that was used before, or a new one: making one costs far more than resetting it."""
+    key = _pool_key(spec)
+    idle = _pool.setdefault(key, [])
+    _pool.move_to_end(key)
+    while len(_pool) > _KEEP_SPECS:
+        for env in _pool.popitem(last=False)[1]:
+            env.close()
+    return idle.pop() if idle else make(spec)

@@ -1,0 +1,71 @@
+"""Networks, written once over the array namespace: NumPy on a worker, JAX on the head.
+
+Parameters are one flat float32 vector: cheap to ship, to hash and to update; layers are views of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+ACTIVATIONS = ("tanh", "relu")
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A feed-forward network. `sizes` runs from inputs over hidden layers to outputs."""
+
+    sizes: tuple[int, ...]
+    activation: str = "tanh"
+
+    @property
+    def count(self) -> int:
+        """How many parameters."""
+        return sum((rows + 1) * columns for rows, columns in self._shapes())
+
+    def init(self, rng: np.random.Generator, out_scale: float) -> np.ndarray:
+        """Orthogonal weights and zero biases: (count,) float32. `out_scale` is the gain of the last layer."""
+        shapes = self._shapes()
+        gains = [math.sqrt(2.0)] * (len(shapes) - 1) + [out_scale]
+        parts = []
+        for (rows, columns), gain in zip(shapes, gains, strict=True):
+            parts += [gain * _orthogonal(rng, rows, columns).ravel(), np.zeros(columns)]
+        return np.concatenate(parts).astype(np.float32)
+
+    def layers(self, flat: Any) -> list[tuple[Any, Any]]:
+        """(weights (in, out), bias (out,)) of each layer, as views of the flat vector."""
+        views, start = [], 0
+        for rows, columns in self._shapes():
+            middle, end = start + rows * columns, start + (rows + 1) * columns
+            views.append((flat[start:middle].reshape(rows, columns), flat[middle:end]))
+            start = end
+        return views
+
+    def apply(self, layers: Sequence[tuple[Any, Any]], x: Any) -> Any:
+        """Outputs (..., out) for inputs (..., in)."""
+        xp = x.__array_namespace__()
+        *hidden, (weights, bias) = layers
+        for hidden_weights, hidden_bias in hidden:
+            x = x @ hidden_weights + hidden_bias
+            x = xp.tanh(x) if self.activation == "tanh" else xp.maximum(x, 0)
+        return x @ weights + bias
+
+    def __call__(self, flat: Any, x: Any) -> Any:
+        """Outputs (..., out) from the flat parameters."""
+        return self.apply(self.layers(flat), x)
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        return list(zip(self.sizes[:-1], self.sizes[1:], strict=True))
+
+
+def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
+    with threadpool_limits(1):  # the decomposition must not depend on the head's cores
+        q, r = np.linalg.qr(tall)
+    q = q * np.sign(np.diagonal(r))
+    return q if rows >= columns else q.T

@@ -1,0 +1,137 @@
+"""A policy: what an observation turns into before a network sees it, the network, and the action head.
+
+`Policy` is the fixed part, plain data. What is learned travels beside it as a tree, `weights`:
+`params` (flat), `mean` and `scale` (1 / standard deviation) of the observations. They are saved and loaded together.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from shoal.errors import CheckpointFault
+from shoal.policies import heads
+from shoal.policies.heads import Head
+from shoal.policies.networks import MLP
+from shoal.trees import Tree
+
+CLIP = 10.0
+"""Normalised observations are cut to this many standard deviations."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How to act in one environment, without the learned numbers."""
+
+    observation_shape: tuple[int, ...]
+    observation_dtype: str
+    head: Head
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    normalise: bool = False
+    """Whether observations are shifted and scaled by running statistics."""
+
+    @functools.cached_property
+    def inputs(self) -> int:
+        """Numbers in one observation."""
+        return math.prod(self.observation_shape)
+
+    @functools.cached_property
+    def network(self) -> MLP:
+        """From features to what of `out` depends on the observation."""
+        return MLP((self.inputs, *self.hidden, self.head.outputs - self.head.free), self.activation)
+
+    def init(self, rng: np.random.Generator) -> np.ndarray:
+        """Flat parameters of a new policy: near-uniform over actions."""
+        return np.concatenate([self.network.init(rng, out_scale=0.01), np.zeros(self.head.free, np.float32)])
+
+    def features(self, observations: Any, mean: Any, scale: Any) -> Any:
+        """Network inputs (..., inputs) float32 from observations (..., *shape)."""
+        x = self.numbers(observations)
+        if not self.normalise:
+            return x
+        xp = x.__array_namespace__()
+        return xp.minimum(xp.maximum((x - mean) * scale, -CLIP), CLIP)
+
+    def numbers(self, observations: Any) -> Any:
+        """Observations as rows of float32 (..., inputs); bytes are scaled to 0..1."""
+        lead = observations.shape[: observations.ndim - len(self.observation_shape)]
+        x = observations.reshape(*lead, self.inputs).astype("float32", copy=False)
+        return x / 255.0 if self.observation_dtype == "|u1" else x
+
+    def out(self, params: Any, features: Any) -> Any:
+        """Distribution parameters (..., outputs)."""
+        computed = self.network(params, features)
+        if not self.head.free:
+            return computed
+        xp = computed.__array_namespace__()
+        free = xp.broadcast_to(params[-self.head.free :], (*computed.shape[:-1], self.head.free))
+        return xp.concatenate([computed, free], axis=-1)
+
+    def actor(self, weights: Tree) -> Callable[[np.ndarray, np.ndarray | None], np.ndarray]:
+        """For a worker: (observations (width, *shape), noise or None) to actions (width, numbers)."""
+        params, mean, scale = weights["params"], weights["mean"], weights["scale"]
+        network, head = self.network, self.head
+        layers, free = network.layers(params), params[len(params) - head.free :]
+
+        def act(observations: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+            return head.sample(network.apply(layers, self.features(observations, mean, scale)), free, noise)
+
+        return act
+
+    def to_tree(self) -> Tree:
+        """Plain data, for the wire and for files."""
+        return {
+            "observation_shape": list(self.observation_shape),
+            "observation_dtype": self.observation_dtype,
+            "head": heads.to_tree(self.head),
+            "hidden": list(self.hidden),
+            "activation": self.activation,
+            "normalise": self.normalise,
+        }
+
+    @staticmethod
+    def from_tree(tree: Tree) -> Policy:
+        """The inverse of `to_tree`."""
+        return Policy(
+            tuple(tree["observation_shape"]),
+            tree["observation_dtype"],
+            heads.from_tree(tree["head"]),
+            tuple(tree["hidden"]),
+            tree["activation"],
+            tree["normalise"],
+        )
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A policy file's content: enough to act again, anywhere."""
+
+    policy: Policy
+    weights: Tree
+    env: Tree
+
+    def metadata(self) -> dict[str, str]:
+        """What goes into the file's header."""
+        return {"format": "shoal-policy-1", "policy": json.dumps(self.policy.to_tree()), "env": json.dumps(self.env)}
+
+    @staticmethod
+    def load(path: Path) -> SavedPolicy:
+        """Read a policy file."""
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = file.metadata() or {}
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return SavedPolicy(Policy.from_tree(json.loads(header["policy"])), weights, json.loads(header["env"]))
+        except FileNotFoundError:
+            raise CheckpointFault(f"there is no policy at {path}. A run writes one with its first checkpoint") from None
+        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+            raise CheckpointFault(f"the policy file {path} cannot be read: {error}") from None

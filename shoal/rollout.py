@@ -1,0 +1,225 @@
+"""Lanes, as the head sees them: which tasks make a batch, what every lane did so far, and the batch itself.
+
+The number of lanes and their width come from the settings, never from the number of workers, and results are used in
+lane order; so a batch is the same whoever computed it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shoal.engines.base import Engine
+from shoal.engines.wire import Shared
+from shoal.envs.make import EnvSpec
+from shoal.lanes import episodes, fragment
+from shoal.moments import Moments
+from shoal.policies.policy import Policy
+from shoal.trees import Tree
+
+
+@dataclass
+class _Slot:
+    """One line of the ledger: which episode a slot is in, and its actions since the reset, in pieces."""
+
+    episode: int
+    pieces: list[np.ndarray] = field(default_factory=list)
+
+
+class Lanes:
+    """All lanes of a run, and the ledger from which any worker can rebuild any of them."""
+
+    def __init__(
+        self, engine: Engine, env: EnvSpec, policy: Policy, seed: int, count: int, width: int, state: Tree | None = None
+    ) -> None:
+        self.engine = engine
+        self.policy = policy
+        self.count, self.width = count, width
+        # Tells this head's lanes from those of other runs, and of this run before a resume, on workers that serve both.
+        token = os.urandom(8).hex()
+        self._place = {"token": token, "seed": seed, "purpose": "episode", "width": width, "env": env.to_tree()}
+        self._policy = policy.to_tree()
+        self._rounds = 0
+        self._ledger = [[_Slot(0) for _ in range(width)] for _ in range(count)]
+        if state is not None:
+            self._restore(state)
+        self._told = [False] * count  # whether some worker was told the lane's ledger by this head
+
+    def fragments(self, weights: Shared, steps: int) -> list[Tree]:
+        """The next `steps` steps of every lane: records in lane order."""
+        lanes: dict[Future[Any], int] = {self._submit(lane, weights, steps): lane for lane in range(self.count)}
+        records: dict[int, Tree] = {}
+        while lanes:
+            for future in wait(lanes, return_when=FIRST_COMPLETED).done:
+                lane, record = lanes.pop(future), future.result()
+                if record is None:  # the lane has moved to a worker that does not hold it
+                    self._told[lane] = False
+                    lanes[self._submit(lane, weights, steps)] = lane
+                else:
+                    records[lane] = record
+        for lane, record in records.items():
+            self._extend(lane, record)
+        self._rounds += 1
+        return [records[lane] for lane in range(self.count)]
+
+    def episodes(self, weights: Shared, steps: int) -> list[Tree]:
+        """Whole episodes, at least `steps` steps of them in all: records in lane order."""
+        budget = {"steps": -(-steps // self.count)}
+        first = self._rounds * self.count
+        places = [self._place | {"lane": first + lane} for lane in range(self.count)]
+        self._rounds += 1
+        return self.engine.map(episodes, places, self._policy, weights, budget)
+
+    def state(self) -> Callable[[], Tree]:
+        """A function that gives the ledger as it is now, as a tree. Cheap to make, so that it can be made often."""
+        rounds = self._rounds
+        slots = [[(slot.episode, list(slot.pieces)) for slot in lane] for lane in self._ledger]
+        return lambda: {
+            "rounds": rounds,
+            "lanes": {
+                str(lane): {str(i): self._entry(*slot) for i, slot in enumerate(entries)}
+                for lane, entries in enumerate(slots)
+            },
+        }
+
+    def _submit(self, lane: int, weights: Shared, steps: int) -> Future[Any]:
+        place = self._place | {"lane": lane, "fragment": self._rounds}
+        ledger = None
+        if not self._told[lane]:
+            ledger = {str(i): self._entry(slot.episode, slot.pieces) for i, slot in enumerate(self._ledger[lane])}
+            self._told[lane] = True
+        return self.engine.submit(fragment, place, self._policy, weights, steps, ledger, key=f"lane {lane}")
+
+    def _entry(self, episode: int, pieces: Sequence[np.ndarray]) -> Tree:
+        head = self.policy.head
+        nothing = np.zeros((0, *head.action_shape), head.action_dtype)
+        return {"episode": episode, "actions": np.concatenate([nothing, *pieces])}
+
+    def _extend(self, lane: int, record: Tree) -> None:
+        actions, ends = record["actions"], record["ends"]
+        for number, slot in enumerate(self._ledger[lane]):
+            times = ends[ends[:, 1] == number, 0]
+            begin = 0
+            if len(times):
+                begin = int(times[-1]) + 1
+                slot.episode += len(times)
+                slot.pieces = []
+            slot.pieces.append(actions[begin:, number].copy())  # a view would keep the whole message in memory
+
+    def _restore(self, state: Tree) -> None:
+        self._rounds = state["rounds"]
+        for lane, slots in enumerate(self._ledger):
+            for number, slot in enumerate(slots):
+                entry = state["lanes"][str(lane)][str(number)]
+                slot.episode, slot.pieces = entry["episode"], [entry["actions"]]
+
+
+def batch(records: Sequence[Tree]) -> dict[str, np.ndarray]:
+    """One batch for the learner from records in lane order: T steps of N slots.
+
+    observations (T+1, N, ...), actions (T, N, numbers), rewards (T, N)
+    weights      (T, N)    1 where a slot took a step, 0 where it is padding
+    terminated, ended (T, N) bool
+    finals       (K, ...)  final observations of truncated episodes, padded
+    finals_at    (K,)      index of their step in the flat (T * N) batch; T * N for padding
+
+    T and K are rounded up so that few different shapes are compiled.
+    """
+    steps = np.concatenate([record["steps"] for record in records])
+    width = len(records[0]["steps"])
+    longest, slots = int(steps.max()), len(steps)
+    time = longest if (steps == longest).all() else _rounded(longest)
+    shape = records[0]["observations"].shape[2:]
+    observations = np.zeros((time + 1, slots, *shape), records[0]["observations"].dtype)
+    actions = np.zeros((time, slots, *records[0]["actions"].shape[2:]), records[0]["actions"].dtype)
+    rewards = np.zeros((time, slots), np.float32)
+    terminated = np.zeros((time, slots), bool)
+    ended = np.zeros((time, slots), bool)
+    finals, finals_at = [], []
+    for lane, record in enumerate(records):
+        length, here = len(record["rewards"]), slice(lane * width, (lane + 1) * width)
+        observations[: length + 1, here] = record["observations"]
+        actions[:length, here] = record["actions"]
+        rewards[:length, here] = record["rewards"]
+        times, columns = record["ends"][:, 0], record["ends"][:, 1] + lane * width
+        ended[times, columns] = True
+        terminated[times, columns] = record["terminated"]
+        cut = ~record["terminated"]
+        finals.append(record["finals"][cut])
+        finals_at.append(times[cut] * slots + columns[cut])
+    found = np.concatenate(finals)
+    room = slots
+    while room < len(found):
+        room *= 2
+    padded = np.zeros((room, *shape), observations.dtype)
+    padded[: len(found)] = found
+    padded_at = np.full(room, time * slots, np.int32)
+    padded_at[: len(found)] = np.concatenate(finals_at)
+    return {
+        "observations": observations,
+        "actions": actions,
+        "rewards": rewards,
+        "weights": (np.arange(time)[:, None] < steps).astype(np.float32),
+        "terminated": terminated,
+        "ended": ended,
+        "finals": padded,
+        "finals_at": padded_at,
+    }
+
+
+def _rounded(length: int) -> int:
+    """The next of 16, 24, 32, 48, 64, 96, ...: at most half is padding, and few lengths occur."""
+    size = 16
+    while size < length:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+def merged_moments(moments: Moments, records: Sequence[Tree]) -> Moments:
+    """Statistics with those of the records added, in lane order."""
+    for record in records:
+        moments = moments.merge(Moments.from_tree(record["moments"]))
+    return moments
+
+
+class Scores:
+    """Return and length of the last hundred episodes, and counts of everything so far."""
+
+    WINDOW = 100
+
+    def __init__(self, state: Tree | None = None) -> None:
+        self.steps = 0 if state is None else int(state["steps"])
+        self.episodes = 0 if state is None else int(state["episodes"])
+        self._returns = deque([] if state is None else state["returns"].tolist(), self.WINDOW)
+        self._lengths = deque([] if state is None else state["lengths"].tolist(), self.WINDOW)
+
+    def add(self, records: Sequence[Tree]) -> None:
+        """Count records, in lane order."""
+        for record in records:
+            self.steps += int(record["steps"].sum())
+            self.episodes += len(record["returns"])
+            self._returns.extend(record["returns"].tolist())
+            self._lengths.extend(record["lengths"].tolist())
+
+    def metrics(self) -> dict[str, float]:
+        """What dashboards know under Stable-Baselines3's names."""
+        metrics: dict[str, float] = {"time/total_timesteps": self.steps, "rollout/episodes": self.episodes}
+        if self._returns:
+            metrics["rollout/ep_rew_mean"] = float(np.mean(self._returns))
+            metrics["rollout/ep_len_mean"] = float(np.mean(self._lengths))
+        return metrics
+
+    def state(self) -> Tree:
+        """Plain data."""
+        return {
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "returns": np.array(self._returns, np.float64),
+            "lengths": np.array(self._lengths, np.int64),
+        }
