@@ -1,4 +1,4 @@
-"""Maths that must not fork between algorithms: advantages, conjugate gradients, weighted means. For the learner (JAX)."""
+"""Maths that must not fork between algorithms: advantages, conjugate gradients, weighted means. In JAX."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ def advantages(
     return jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, decay), reverse=True)[1]
 
 
+_Search = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+
+
 def conjugate_gradient(product: Callable[[jax.Array], jax.Array], b: jax.Array, iterations: int) -> jax.Array:
     """x with product(x) = b, for a positive definite `product`, from zero; stops early once it is exact enough."""
 
-    def go_on(state: tuple[jax.Array, ...]) -> jax.Array:
+    def go_on(state: _Search) -> jax.Array:
         return (state[0] < iterations) & (state[4] > 1e-10)
 
-    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(state: _Search) -> _Search:
         index, x, residual, direction, size = state
         image = product(direction)
         alpha = size / (direction @ image)

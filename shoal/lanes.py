@@ -152,8 +152,8 @@ class Lane:
                 for slot in active:
                     observation, reward, terminated, truncated, _ = envs[slot].step(env_actions[slot])
                     observations[slot] = observation
-                    rewards[slot] = reward
-                    returns[slot] += reward
+                    rewards[slot] = reward  # type: ignore[call-overload]  # `np.array` makes it a float, faster
+                    returns[slot] += reward  # type: ignore[operator]
                     lengths[slot] += 1
                     if terminated or truncated:
                         ended.append((slot, bool(terminated)))
@@ -252,7 +252,7 @@ class Record:
                 steps[slot] = last[-1] + 1 if last else 0
         self._check_finite("reward", rewards)
         self._check_finite("observation", observations)
-        tree = {
+        tree: Tree = {
             "observations": observations,
             "actions": np.stack(self.actions).astype(policy.head.action_dtype, copy=False),
             "rewards": rewards,
@@ -282,7 +282,8 @@ class Record:
         step = time - before[-1] - 1 if before else time
         after = "" if before else ", counted from where this task began"
         raise EnvironmentFault(
-            f"the environment returned the {what} {values[tuple(at)]}\nin {self.lane.where(slot, episode, step)}{after}. "
+            f"the environment returned the {what} {values[tuple(at)]}\n"
+            f"in {self.lane.where(slot, episode, step)}{after}. "
             f"Nothing was learned from it. Look at the environment with that seed, or clip what it returns"
         )
 

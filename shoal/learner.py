@@ -1,13 +1,12 @@
 """How the head starts JAX: a fixed number of threads and a cache of compiled code.
 
 XLA on the CPU gives other bits with another number of threads, so the number is a setting of the run and not of the
-machine. It is read from the variable NPROC when JAX is first used, and cannot be changed after.
+machine. It is read from the variable NPROC at JAX's first computation, and cannot be changed after.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,18 +21,26 @@ def threads_for(hidden: Sequence[int]) -> int:
     return 4 if max(hidden, default=0) >= WIDE else 1
 
 
+_started: int | None = None
+
+
 def start(threads: int) -> None:
-    """Make JAX use this many threads. Call before anything imports JAX."""
-    if "jax" in sys.modules and os.environ.get("NPROC") != str(threads):
+    """Make JAX use this many threads. Call before its first computation."""
+    global _started  # noqa: PLW0603 - XLA reads the number once per process, so this is a fact about the process
+    if _started not in (None, threads):
         raise UsageError(
-            f"this run learns with {threads} thread(s), but JAX was loaded before with NPROC={os.environ.get('NPROC')}. "
-            f"Set NPROC={threads} in the environment before Python starts, or use a new process"
+            f"this run learns with {threads} thread(s), but this process has begun to learn with {_started}, which JAX "
+            f"cannot change. Start it in a process of its own: shoal train ..."
         )
+    _started = threads
     os.environ["NPROC"] = str(threads)
     import jax
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "jax"
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    for name, value in (
+        ("jax_compilation_cache_dir", str(cache)),
+        ("jax_persistent_cache_min_compile_time_secs", 0.1),
+        ("jax_persistent_cache_min_entry_size_bytes", 0),
+    ):
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]

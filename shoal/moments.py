@@ -1,4 +1,5 @@
 """Running moments of observations, for workers and the head alike. NumPy only."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

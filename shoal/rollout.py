@@ -36,14 +36,27 @@ class Lanes:
     """All lanes of a run, and the ledger from which any worker can rebuild any of them."""
 
     def __init__(
-        self, engine: Engine, env: EnvSpec, policy: Policy, seed: int, count: int, width: int, state: Tree | None = None
+        self,
+        engine: Engine,
+        env: EnvSpec,
+        policy: Policy,
+        seed: int,
+        count: int,
+        width: int,
+        state: Tree | None = None,
     ) -> None:
         self.engine = engine
         self.policy = policy
         self.count, self.width = count, width
         # Tells this head's lanes from those of other runs, and of this run before a resume, on workers that serve both.
         token = os.urandom(8).hex()
-        self._place = {"token": token, "seed": seed, "purpose": "episode", "width": width, "env": env.to_tree()}
+        self._place = {
+            "token": token,
+            "seed": seed,
+            "purpose": "episode",
+            "width": width,
+            "env": env.to_tree(),
+        }
         self._policy = policy.to_tree()
         self._rounds = 0
         self._ledger = [[_Slot(0) for _ in range(width)] for _ in range(count)]

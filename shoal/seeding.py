@@ -9,7 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 # A purpose is part of the key for ever: changing a number here changes every run.
-PURPOSES = {"weights": 1, "value": 2, "learn": 3, "episode": 4, "episode-act": 5, "evaluate": 6, "evaluate-act": 7}
+PURPOSES = {
+    "weights": 1,
+    "value": 2,
+    "learn": 3,
+    "episode": 4,
+    "episode-act": 5,
+    "evaluate": 6,
+    "evaluate-act": 7,
+}
 
 MAX_SEED = 2**32 - 1
 
@@ -25,5 +33,5 @@ def rng(seed: int, purpose: str, *coordinates: int) -> np.random.Generator:
 
 
 def integer(seed: int, purpose: str, *coordinates: int) -> int:
-    """A derived seed in [0, 2**31): what `env.reset(seed=...)` takes, also where an environment's C code keeps an int."""
+    """A derived seed in [0, 2**31), for `env.reset(seed=...)`: some environments keep it in a C int."""
     return int(sequence(seed, purpose, *coordinates).generate_state(1, np.uint32)[0] >> 1)

@@ -26,7 +26,9 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif isinstance(value, type_of_leaf):
             table[prefix + key] = value
         else:
-            raise TypeError(f"{prefix}{key} is a {type(value).__name__}; a tree holds arrays, numbers, strings and None")
+            raise TypeError(
+                f"{prefix}{key} is a {type(value).__name__}; a tree holds arrays, numbers, strings and None"
+            )
     return table
 
 

@@ -58,4 +58,5 @@ def load(name: str) -> Algo:
         near = difflib.get_close_matches(name, ALGOS, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
         raise UsageError(f"there is no algorithm {name!r}. {hint}Algorithms: {', '.join(ALGOS)}")
-    return importlib.import_module(ALGOS[name])  # type: ignore[return-value]
+    module: Algo = importlib.import_module(ALGOS[name])
+    return module

@@ -77,10 +77,28 @@ class Config:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        at_least_one = ("batch_steps", "lanes", "width", "cg_iterations", "fisher_stride", "line_search_steps", "value_batch")
-        found = [f"{name} must be at least 1, not {getattr(self, name)}" for name in at_least_one if getattr(self, name) < 1]
-        found += [f"{name} must be in 0..1, not {getattr(self, name)}" for name in ("gamma", "lam") if not 0 <= getattr(self, name) <= 1]
-        found += [f"{name} must be above 0, not {getattr(self, name)}" for name in ("max_kl", "value_lr") if not getattr(self, name) > 0]
+        at_least_one = (
+            "batch_steps",
+            "lanes",
+            "width",
+            "cg_iterations",
+            "fisher_stride",
+            "line_search_steps",
+            "value_batch",
+        )
+        found = [
+            f"{name} must be at least 1, not {getattr(self, name)}" for name in at_least_one if getattr(self, name) < 1
+        ]
+        found += [
+            f"{name} must be in 0..1, not {getattr(self, name)}"
+            for name in ("gamma", "lam")
+            if not 0 <= getattr(self, name) <= 1
+        ]
+        found += [
+            f"{name} must be above 0, not {getattr(self, name)}"
+            for name in ("max_kl", "value_lr")
+            if not getattr(self, name) > 0
+        ]
         if not 0 < self.line_search_shrink < 1:
             found.append(f"line_search_shrink must be between 0 and 1, not {self.line_search_shrink}")
         if self.cg_damping < 0:
@@ -133,7 +151,8 @@ def train(config: Config, env: EnvSpec, engine: Engine, seed: int, state: Tree |
         if not learning.pop("finite"):
             raise LearningFault(
                 f"iteration {iteration} computed weights that are not finite ({learning}); they were not kept. "
-                f"Likely causes: rewards that are far too large, or a learning rate that is; try --value-lr {config.value_lr / 10:g}"
+                f"Likely causes: rewards that are far too large, or a learning rate that is; "
+                f"try --value-lr {config.value_lr / 10:g}"
             )
         scores.add(records)
         if config.normalise:
@@ -169,7 +188,9 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         acted, used = features[:-1], batch["weights"]
 
         values = value(critic, features)[..., 0]
-        next_values = values[1:].reshape(-1).at[batch["finals_at"]].set(value(critic, final_features)[:, 0], mode="drop")
+        next_values = (
+            values[1:].reshape(-1).at[batch["finals_at"]].set(value(critic, final_features)[:, 0], mode="drop")
+        )
         next_values = jnp.where(batch["terminated"], 0.0, next_values.reshape(used.shape))
         estimates = advantages(batch["rewards"], values[:-1], next_values, batch["ended"], config.gamma, config.lam)
         targets = estimates + values[:-1]

@@ -92,6 +92,9 @@ class _Call:
     shared: list[Shared]  # keeps them alive until the task is done
 
 
+_Settled = tuple[Future[Any], Any, ShoalError | None]  # a future, and the result or error that it gets
+
+
 class RemoteEngine(Engine):
     """Everything that the engines with workers of their own have in common."""
 
@@ -180,8 +183,8 @@ class RemoteEngine(Engine):
                 self._closed = True
             self._transport.close()
             with self._lock:
-                error = self._broken or EngineClosed("the engine was closed before this task was done")
-                unfinished = [(call.future, None, error) for call in self._calls.values()]
+                why = self._broken or EngineClosed("the engine was closed before this task was done")
+                unfinished: list[_Settled] = [(call.future, None, why) for call in self._calls.values()]
                 self._calls.clear()
             _settle(unfinished)
 
@@ -217,9 +220,9 @@ class RemoteEngine(Engine):
         self._transport.send(worker, Message(Kind.WELCOME, 0, wire.encode(settings)))
         return self._scheduler.joined(now, worker)
 
-    def _obey(self, commands: list[Command]) -> list[tuple[Future[Any], Any, ShoalError | None]]:
+    def _obey(self, commands: list[Command]) -> list[_Settled]:
         """Carry commands out. Futures are settled by the caller, outside the lock, because callbacks may submit."""
-        settled: list[tuple[Future[Any], Any, ShoalError | None]] = []
+        settled: list[_Settled] = []
         for command in commands:  # may grow while it is read
             match command:
                 case Send(worker, ticket, task):
@@ -253,10 +256,9 @@ class RemoteEngine(Engine):
                 self._transport.send(worker, Message(Kind.FORGET, number))
 
 
-def _settle(settled: list[tuple[Future[Any], Any, ShoalError | None]]) -> None:
+def _settle(settled: list[_Settled]) -> None:
     for future, result, error in settled:
         if error is None:
             future.set_result(result)
         elif future.running() or future.set_running_or_notify_cancel():
             future.set_exception(error)
-

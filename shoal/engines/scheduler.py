@@ -115,7 +115,12 @@ class Scheduler:
     STEAL_AFTER = 0.02  # seconds: how long a worker is idle, at least, before it takes over a key
 
     def __init__(
-        self, *, attempts: int = 3, lease: float = 10.0, task_timeout: float | None = None, patience: float = 60.0
+        self,
+        *,
+        attempts: int = 3,
+        lease: float = 10.0,
+        task_timeout: float | None = None,
+        patience: float = 60.0,
     ) -> None:
         self.attempts = attempts
         self.lease = lease
@@ -125,7 +130,10 @@ class Scheduler:
         self._tasks: dict[int, _Task] = {}
         self._workers: dict[int, _Worker] = {}
         self._free: list[int] = []  # heap of tasks that any worker may take
-        self._by_load: tuple[dict[int, None], dict[int, None]] = ({}, {})  # workers with 0 and with 1 task, oldest first
+        self._by_load: tuple[dict[int, None], dict[int, None]] = (
+            {},
+            {},
+        )  # workers with 0 and with 1 task, oldest first
         self._homes: dict[Hashable, int] = {}
         self._backlogs: set[int] = set()  # workers with tasks in `waiting`
         self._next_ticket = 0
@@ -350,6 +358,6 @@ class Scheduler:
 def _poison(task: _Task, reason: str) -> PoisonTask:
     return PoisonTask(
         f"{task.label} was running on {task.losses} workers when each was lost (the last one {reason}). Likely causes: "
-        f"the environment or a C library crashes, or memory ran out. To see it happen in this process, under a debugger "
-        f"if you like, run the same with --engine serial"
+        f"the environment or a C library crashes, or memory ran out. To see it happen in this process, under a "
+        f"debugger if you like, run the same with --engine serial"
     )

@@ -182,7 +182,15 @@ def decode(frame: bytes | bytearray | memoryview, shared: Mapping[int, Any] | No
             raise WireError("these bytes are not a Shoal message, or are cut off")
         hook = _unpacker(view[start:], {} if shared is None else shared)
         return msgspec.msgpack.decode(view[_START.size : _START.size + size], ext_hook=hook)
-    except (msgspec.MsgspecError, struct.error, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (
+        msgspec.MsgspecError,
+        struct.error,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise WireError(f"these bytes are not a valid Shoal message: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -141,10 +142,8 @@ def main() -> None:
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
     channel = SocketChannel(connection)
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the head closed while a result was on its way
         serve(Server(), channel.receive, channel.send)
-    except BrokenPipeError:
-        pass  # the head closed while a result was on its way: nothing is left to do
 
 
 if __name__ == "__main__":

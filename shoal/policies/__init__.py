@@ -1,0 +1,1 @@
+"""Policies: features, networks and action heads."""

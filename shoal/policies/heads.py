@@ -47,17 +47,18 @@ class Categorical:
         """Shape of one action as the learner sees it."""
         return (len(self.choices),)
 
-    action_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int16)
+    action_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int32)
 
     def noise(self, rng: np.random.Generator, steps: int, width: int) -> np.ndarray:
         """Gumbel noise (steps, width, outputs): adding it to logits and taking the maximum draws a sample."""
         uniform = rng.random((steps, width, self.outputs), dtype=np.float32)
         tiny = np.finfo(np.float32).tiny
-        return -np.log(-np.log(uniform + tiny) + tiny)
+        noise: np.ndarray = -np.log(-np.log(uniform + tiny) + tiny)
+        return noise
 
     def sample(self, logits: np.ndarray, free: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
         """Actions (width, choices), drawn with `noise` or the likeliest when it is None."""
-        scores = logits if noise is None else logits + noise
+        scores: np.ndarray = logits if noise is None else logits + noise
         if len(self.choices) == 1:
             return scores.argmax(axis=-1)[:, None]
         return np.stack([part.argmax(axis=-1) for part in self._split(scores)], axis=-1)
@@ -206,8 +207,9 @@ def to_tree(head: Head) -> dict[str, Any]:
 def from_tree(tree: dict[str, Any]) -> Head:
     """The inverse of `to_tree`."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
-    kinds: dict[str, type[Head]] = {"categorical": Categorical, "gaussian": Gaussian}
-    return kinds[fields.pop("kind")](**fields)
+    kinds: dict[Any, Any] = {"categorical": Categorical, "gaussian": Gaussian}
+    head: Head = kinds[fields.pop("kind")](**fields)
+    return head
 
 
 def _log_softmax(logits: Any) -> Any:

@@ -67,5 +67,5 @@ def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray
     tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
     with threadpool_limits(1):  # the decomposition must not depend on the head's cores
         q, r = np.linalg.qr(tall)
-    q = q * np.sign(np.diagonal(r))
+    q *= np.sign(np.diagonal(r))
     return q if rows >= columns else q.T

@@ -121,7 +121,11 @@ class SavedPolicy:
 
     def metadata(self) -> dict[str, str]:
         """What goes into the file's header."""
-        return {"format": "shoal-policy-1", "policy": json.dumps(self.policy.to_tree()), "env": json.dumps(self.env)}
+        return {
+            "format": "shoal-policy-1",
+            "policy": json.dumps(self.policy.to_tree()),
+            "env": json.dumps(self.env),
+        }
 
     @staticmethod
     def load(path: Path) -> SavedPolicy:

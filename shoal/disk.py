@@ -1,0 +1,73 @@
+"""Writing so that a crash at any moment leaves the old or the new: temporary name, fsync, rename, fsync."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+TEMPORARY = ".tmp-"
+"""Names that start so are leftovers of a crash, once nobody holds the run."""
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replace a file."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    try:
+        _write(temporary, content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Make a folder with these files, or replace it."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        for name, content in files.items():
+            _write(temporary / name, content)
+        _sync_folder(temporary)
+        if path.exists():
+            remove_folder(path)
+        temporary.rename(path)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder; a crash leaves it whole or out of the way, never half there."""
+    aside = path.with_name(f"{TEMPORARY}gone-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what crashes left behind."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,78 @@
+"""Which parts work on this machine, and what to install for the others. Every line is tried, not looked up."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import time
+from dataclasses import dataclass
+
+from shoal import __version__, engines
+from shoal.engines import ENGINES
+from shoal.engines.fingerprint import canary, fingerprint
+from shoal.engines.processes import available_cores
+
+# environment package -> (a module to try, pip command)
+_EXTRAS = {
+    "Box2D (LunarLander, BipedalWalker)": ("Box2D", "pip install 'shoal[box2d]'"),
+    "MuJoCo (HalfCheetah, Walker2d, ...)": ("mujoco", "pip install 'shoal[mujoco]'"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    what: str
+    works: bool
+    detail: str
+
+
+def examine() -> list[Check]:
+    """Try everything."""
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {available_cores()} cores"
+    versions = ", ".join(f"{k} {v}" for k, v in fingerprint().items() if k not in ("python", "code", "canary", "shoal"))
+    checks = [Check("Shoal", True, f"{__version__} on {system}"), Check("numerics", True, f"{versions}")]
+    checks += [_engine(name) for name in ENGINES]
+    checks += [_learner()]
+    checks += [_extra(what, module, command) for what, (module, command) in _EXTRAS.items()]
+    return checks
+
+
+def _engine(name: str) -> Check:
+    begun = time.perf_counter()
+    try:
+        with engines.make(name) as engine:
+            answers = set(engine.map(_canary, range(2 * engine.workers)))
+            seconds = time.perf_counter() - begun
+            return Check(
+                f"engine {name}",
+                True,
+                f"{engine.workers} worker(s) in {seconds:.2f} s, canary {', '.join(answers)}",
+            )
+    except Exception as error:  # whatever is wrong is what the report is for
+        return Check(f"engine {name}", False, str(error))
+
+
+def _canary(_: int) -> str:
+    return canary()
+
+
+def _learner() -> Check:
+    os.environ.setdefault("NPROC", "1")
+    try:
+        import jax
+
+        device = jax.devices()[0]
+        return Check("learner", True, f"jax {jax.__version__} on {device.platform}, {os.environ['NPROC']} thread(s)")
+    except Exception as error:
+        return Check("learner", False, f"{error}. Try: pip install -U jax jaxlib")
+
+
+def _extra(what: str, module: str, command: str) -> Check:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return Check(what, False, f"not installed; type: {command}")
+    return Check(what, True, "installed")

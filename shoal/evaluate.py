@@ -1,0 +1,52 @@
+"""How good is a saved policy? Whole episodes with the likeliest actions, on any engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shoal import engines
+from shoal.errors import UsageError
+from shoal.lanes import episodes
+from shoal.policies.policy import SavedPolicy
+from shoal.rundir import RunDir
+
+LANES, WIDTH = 8, 8  # part of the result, as everywhere
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Return and length of each episode, in order."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+
+
+def evaluate(
+    run: str, root: Path, *, count: int = 100, seed: int = 0, sample: bool = False, engine: str = "processes",
+    workers: int | None = None,
+) -> Scores:  # fmt: skip
+    """Play `count` episodes with the newest policy of a run, or with a policy file."""
+    problems = engines.check(engine, workers)
+    if count < 1:
+        problems.append(f"episodes must be at least 1, not {count}")
+    if problems:
+        raise UsageError(problems)
+    path = Path(run) if run.endswith(".safetensors") else RunDir.find(root, run).policy_file
+    saved = SavedPolicy.load(path)
+    place = {"seed": seed, "purpose": "evaluate", "width": WIDTH, "env": saved.env}
+    with engines.make(engine, workers) as pool:
+        weights = pool.share(saved.weights)
+        futures = []
+        for lane in range(min(LANES, count)):
+            budget = {"episodes": count // LANES + (lane < count % LANES)}
+            futures.append(
+                pool.submit(episodes, place | {"lane": lane}, saved.policy.to_tree(), weights, budget, not sample)
+            )
+        records = [future.result() for future in futures]
+    return Scores(
+        np.concatenate([record["returns"] for record in records]),
+        np.concatenate([record["lengths"] for record in records]),
+    )

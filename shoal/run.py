@@ -1,0 +1,388 @@
+"""A run from settings to results: puts environment, engine, algorithm, trackers and folder together, and drives them.
+
+The only module that picks concrete classes. The loop tracks, checkpoints and stops; the algorithm only learns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from shoal import __version__, algos, engines, learner, trees
+from shoal.algos import Step
+from shoal.engines.base import Engine
+from shoal.engines.fingerprint import fingerprint
+from shoal.envs.make import EnvSpec, check_id
+from shoal.errors import DiskFault, UsageError
+from shoal.rundir import RunDir, check_name
+from shoal.seeding import MAX_SEED
+from shoal.track import Tracker
+from shoal.track.console import Goal, console_tracker
+from shoal.track.files import JsonLines
+from shoal.track.tensorboard import TensorBoard
+from shoal.trees import Tree
+
+log = logging.getLogger("shoal.run")
+
+_FAILED_SAVES = 3  # in a row, before a run that cannot save gives up
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything about a run but the algorithm's own settings."""
+
+    env: tyro.conf.Positional[str]
+    """Environment: a Gymnasium id, or module:Env-v0 to import the module first."""
+    steps: Annotated[int, tyro.conf.arg(aliases=["-n", "--total-timesteps"])] = 100_000
+    """Environment steps to learn from (at least)."""
+    iterations: int | None = None
+    """Stop after this many iterations instead."""
+    seed: int = 0
+    """Everything random follows from it."""
+    engine: str = "processes"
+    """Who runs the environments: serial or processes. Does not change the result."""
+    workers: int | None = None
+    """How many workers; one per core unless told. Does not change the result."""
+    env_kwargs: str = "{}"
+    """Keyword arguments for the environment, as JSON."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after this many steps; the environment's own limit unless told."""
+    step_limit: int = 100_000
+    """An episode longer than this is an error: the environment never ends."""
+    recreate_after: int = 0
+    """Make environments anew after this many episodes, for those that leak memory."""
+    runs: str = "runs"
+    """Folder of all runs."""
+    name: str | None = None
+    """Name of this run; algorithm, environment and a number unless told."""
+    checkpoint_every: int = 50
+    """Iterations between checkpoints, at most."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints, at most."""
+    keep_checkpoints: int = 3
+    """How many checkpoints to keep."""
+    learner_threads: int | None = None
+    """Threads of the learner. Changes the last bits, so it is kept with the run; chosen by network size unless told."""
+    task_timeout: float | None = None
+    """Seconds after which a worker that is still busy with one task is replaced; never unless told."""
+    allow_mixed: bool = False
+    """Accept workers whose versions or arithmetic differ, and give up equal results."""
+    tensorboard: bool = True
+    """Write TensorBoard files."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, all of it."""
+        found = engines.check(self.engine, self.workers) + check_id(self.env)
+        found += check_name(self.name) if self.name is not None else []
+        for name in (
+            "steps",
+            "iterations",
+            "max_episode_steps",
+            "step_limit",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "learner_threads",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                found.append(f"{name} must be at least 1, not {value}")
+        for name in ("checkpoint_seconds", "task_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                found.append(f"{name} must be above 0, not {value}")
+        if self.recreate_after < 0:
+            found.append(f"recreate_after must not be negative, not {self.recreate_after}")
+        if not 0 <= self.seed <= MAX_SEED:
+            found.append(f"seed must be in 0..{MAX_SEED}, not {self.seed}")
+        try:
+            if not isinstance(json.loads(self.env_kwargs), dict):
+                found.append(f"env_kwargs must be a JSON object such as '{{\"gravity\": -5}}', not {self.env_kwargs}")
+        except ValueError as error:
+            found.append(f"env_kwargs is not JSON: {self.env_kwargs} ({error})")
+        return found
+
+    @property
+    def env_spec(self) -> EnvSpec:
+        """The environment."""
+        return EnvSpec(
+            self.env,
+            json.loads(self.env_kwargs),
+            self.max_episode_steps,
+            self.recreate_after,
+            self.step_limit,
+        )
+
+    @property
+    def goal(self) -> Goal:
+        """When to stop."""
+        return Goal(self.steps, self.iterations)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    run: RunDir
+    iteration: int
+    metrics: dict[str, Any]
+    seconds: float
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end. Not an Exception, so that nothing on the way takes it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def train(
+    algo: str, settings: Settings, config: Any, *, engine: Engine | None = None, trackers: Sequence[Tracker] = (),
+    console: Console | None = None,
+) -> Result:  # fmt: skip
+    """Start a new run and train until its goal is reached. Settings are checked before anything is written."""
+    problems = settings.problems() + config.problems()
+    if problems:
+        raise UsageError(problems)
+    threads = settings.learner_threads or learner.threads_for(config.hidden)
+    learner.start(threads)
+    settings = replace(settings, learner_threads=threads)
+    record = {
+        "algo": algo,
+        "settings": asdict(settings),
+        "config": asdict(config),
+        "versions": _versions(),
+        "fingerprint": fingerprint(),
+    }
+    run = RunDir.create(Path(settings.runs), settings.name, f"{algo}-{settings.env.rpartition(':')[2]}", record)
+    return _drive(run, algo, settings, config, None, 0, engine, trackers, console)
+
+
+def resume(
+    name: str, root: Path, changes: dict[str, Any], *, engine: Engine | None = None, trackers: Sequence[Tracker] = (),
+    console: Console | None = None,
+) -> Result:  # fmt: skip
+    """Go on with a run from its newest checkpoint. `changes` may replace settings that do not touch learning."""
+    run = RunDir.find(root, name)
+    record = run.config()
+    settings = Settings(**{**record["settings"], **changes, "runs": str(run.path.parent)})
+    config = algos.load(record["algo"]).Config(**_tuples(record["config"]))
+    problems = settings.problems() + config.problems()
+    if problems:
+        raise UsageError(problems)
+    learner.start(settings.learner_threads or 1)
+    iteration, state = run.load() or (0, None)
+    return _drive(run, record["algo"], settings, config, state, iteration, engine, trackers, console)
+
+
+def _drive(
+    run: RunDir, algo: str, settings: Settings, config: Any, state: Tree | None, iteration: int,
+    engine: Engine | None, trackers: Sequence[Tracker], console: Console | None,
+) -> Result:  # fmt: skip
+    """Hold the run, get an engine and JAX ready, and loop."""
+    console = console or Console()
+    module = algos.load(algo)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(run.lock())
+        signals = stack.enter_context(_Signals())
+        if engine is None:
+            options: dict[str, Any] = {}
+            if settings.engine != "serial":
+                options = {"task_timeout": settings.task_timeout, "allow_mixed": settings.allow_mixed}
+            engine = stack.enter_context(engines.make(settings.engine, settings.workers, **options))
+        run.cut_metrics(iteration)
+        title = f"{algo} {settings.env}"
+        own: list[Tracker] = [JsonLines(run.metrics_file)]
+        if settings.tensorboard:
+            own.append(TensorBoard(run.path))
+        own.append(console_tracker(console, title, settings.goal))
+        for tracker in own:
+            stack.callback(tracker.close)
+        steps = module.train(config, settings.env_spec, engine, settings.seed, state)
+        loop = _Loop(run, settings, engine, [*own, *trackers], signals)
+        return loop.drive(steps, iteration)
+    raise AssertionError("unreachable")
+
+
+class _Loop:
+    """One sitting of a run: from here to the goal, an error or a signal."""
+
+    def __init__(
+        self, run: RunDir, settings: Settings, engine: Engine, trackers: Sequence[Tracker], signals: _Signals
+    ) -> None:
+        self.run, self.settings, self.engine, self.trackers, self.signals = (
+            run,
+            settings,
+            engine,
+            trackers,
+            signals,
+        )
+        self.begun = self.saved_at = self.marked_at = time.monotonic()
+        lines = run.metrics()
+        self.steps_before = lines[-1]["time/total_timesteps"] if lines else 0
+        self.busy_before = engine.telemetry().busy_seconds
+        self.last: tuple[int, Step, dict[str, Any]] | None = None
+        self.saved_iteration = 0
+        self.failed_saves = 0
+
+    def drive(self, steps: Iterator[Step], iteration: int) -> Result:
+        """Take steps until the goal is reached. Whatever ends the loop, the last whole iteration is saved."""
+        self.saved_iteration = iteration
+        try:
+            for step in steps:
+                with self.signals.held():
+                    iteration += 1
+                    metrics = self._complete(iteration, step)
+                    self.last = (iteration, step, metrics)
+                    for tracker in self.trackers:
+                        self._write(tracker, iteration, metrics)
+                    done = self.settings.goal.reached(iteration, metrics) >= 1
+                    if done or self._due(iteration):
+                        self._save()
+                if done:
+                    return Result(self.run, iteration, metrics, time.monotonic() - self.begun)
+        except DiskFault:
+            raise
+        except BaseException as error:
+            with self.signals.held():
+                self._save(last_chance=True)
+            if self.saved_iteration:
+                error.add_note(f"saved iteration {self.saved_iteration}; {self._go_on()}")
+            raise
+        raise AssertionError("an algorithm's steps never end by themselves")
+
+    def _complete(self, iteration: int, step: Step) -> dict[str, Any]:
+        """The metrics of a step with speed, idle share and digests."""
+        now, telemetry = time.monotonic(), self.engine.telemetry()
+        steps = step.metrics["time/total_timesteps"] - self.steps_before
+        wall = max(now - self.marked_at, 1e-9)
+        idle = 1.0 - (telemetry.busy_seconds - self.busy_before) / (wall * self.engine.workers)
+        self.marked_at, self.busy_before = now, telemetry.busy_seconds
+        parts = trees.digests(step.learned)
+        return step.metrics | {
+            "time/fps": steps / max(now - self.begun, 1e-9),
+            "time/time_elapsed": now - self.begun,
+            "time/idle_share": min(max(idle, 0.0), 1.0),
+            "time/lost_workers": telemetry.lost_workers,
+            "digest": trees.digest(parts),
+            "digests": parts,
+        }
+
+    def _write(self, tracker: Tracker, iteration: int, metrics: dict[str, Any]) -> None:
+        try:
+            tracker.write(iteration, metrics)
+        except OSError as error:
+            raise DiskFault(self._cannot("metrics", iteration, error)) from None
+
+    def _due(self, iteration: int) -> bool:
+        if self.failed_saves:
+            return True
+        waited = time.monotonic() - self.saved_at
+        return (
+            iteration - self.saved_iteration >= self.settings.checkpoint_every
+            or waited >= self.settings.checkpoint_seconds
+        )
+
+    def _save(self, last_chance: bool = False) -> None:
+        """Save the last whole iteration. A full disk is reported and tried again; the old checkpoint stays."""
+        if self.last is None or self.last[0] == self.saved_iteration:
+            return
+        iteration, step, _ = self.last
+        try:
+            self.run.save(iteration, step.state(), step.policy, self.settings.keep_checkpoints)
+        except OSError as error:
+            self.failed_saves += 1
+            message = self._cannot("checkpoint", iteration, error)
+            if last_chance or self.failed_saves >= _FAILED_SAVES:
+                raise DiskFault(message) from None
+            log.warning("%s", message)
+        else:
+            self.saved_iteration, self.saved_at, self.failed_saves = iteration, time.monotonic(), 0
+
+    def _cannot(self, what: str, iteration: int, error: OSError) -> str:
+        good = (
+            f"the last good checkpoint is iteration {self.saved_iteration}"
+            if self.saved_iteration
+            else "there is no checkpoint yet"
+        )
+        return (
+            f"the {what} of iteration {iteration} could not be written to {self.run.path}: {error.strerror}; {good}. "
+            f"Make room, then {self._go_on()}"
+        )
+
+    def _go_on(self) -> str:
+        return f"go on with: {resume_command(self.run)}"
+
+
+class _Signals:
+    """SIGINT and SIGTERM raise `Stopped` in the main thread, but never in the middle of a save. A second one exits."""
+
+    def __init__(self) -> None:
+        self._holding = False
+        self._received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        with contextlib.suppress(ValueError):  # not in the main thread: signals are somebody else's business
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self._received is not None:
+            os._exit(128 + number)  # workers end with this process
+        self._received = number
+        if not self._holding:
+            raise Stopped(number)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """A stretch that signals do not interrupt; one that came meanwhile takes effect at its end."""
+        before = self._received
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self._received is not None and before is None:
+            raise Stopped(self._received)
+
+
+def resume_command(run: RunDir) -> str:
+    """What to type to go on with a run."""
+    return f"shoal resume {run.name}{on_runs(run)}"
+
+
+def on_runs(run: RunDir) -> str:
+    """The flag that names the folder of a run, where it is not the usual one."""
+    return "" if run.path.parent == Path("runs") else f" --runs {run.path.parent}"
+
+
+def _versions() -> dict[str, str]:
+    names = ("jax", "jaxlib", "optax", "numpy", "gymnasium")
+    return {"shoal": __version__, "python": platform.python_version()} | {
+        name: metadata.version(name) for name in names
+    }
+
+
+def _tuples(config: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples; settings have no lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}

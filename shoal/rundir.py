@@ -1,0 +1,223 @@
+"""A run on disk.
+
+runs/trpo-CartPole-v1-0007/
+  config.json         everything to run it again; versions; fingerprint
+  metrics.jsonl       one line per iteration: the source of truth for tables, plots and trackers
+  policy.safetensors  newest policy with its observation statistics
+  checkpoints/000120/ state.safetensors and manifest.json (sizes, sha256)
+  lock                held by the process that trains it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from shoal import disk
+from shoal.errors import CheckpointFault, RunBusy, UsageError
+from shoal.policies.policy import SavedPolicy
+from shoal.trees import Tree, flatten, unflatten
+
+log = logging.getLogger("shoal.run")
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_FORMAT = "shoal-checkpoint-1"
+
+
+def check_name(name: str) -> list[str]:
+    """What is wrong with the name of a run."""
+    if _NAME.fullmatch(name) and ".." not in name:
+        return []
+    return [
+        f"{name!r} cannot be the name of a run: use 1 to 64 of A-Z a-z 0-9 . _ - with no dot at the start and no '..'"
+    ]
+
+
+class RunDir:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.policy_file = path / "policy.safetensors"
+        self.checkpoints = path / "checkpoints"
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.name
+
+    @staticmethod
+    def create(root: Path, name: str | None, stem: str, config: dict[str, Any]) -> RunDir:
+        """A new folder: called `name`, or `stem` and the next free number."""
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path = _claim(root, name, re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:48])
+        except OSError as error:
+            raise UsageError(f"no run can be made in {root}: {error.strerror}") from None
+        run = RunDir(path)
+        run.checkpoints.mkdir()
+        disk.write_file(run.config_file, (json.dumps(config, indent=2) + "\n").encode())
+        return run
+
+    @staticmethod
+    def find(root: Path, name: str) -> RunDir:
+        """A run by name, or by the path of its folder."""
+        for path in (root / name, Path(name)):
+            if (path / "config.json").is_file():
+                return RunDir(path)
+        raise UsageError(
+            f"there is no run {name!r} in {root}. To list the runs there are, type: shoal runs --runs {root}"
+        )
+
+    @staticmethod
+    def all(root: Path) -> list[RunDir]:
+        """Every run in a folder, oldest first."""
+        found = [RunDir(path.parent) for path in root.glob("*/config.json")]
+        return sorted(found, key=lambda run: run.config_file.stat().st_mtime)
+
+    def config(self) -> dict[str, Any]:
+        """What the run was started with."""
+        try:
+            config: dict[str, Any] = json.loads(self.config_file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointFault(f"{self.config_file} cannot be read: {error}") from None
+        return config
+
+    # One head at a time ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run. The kernel lets go of it when the process ends, however it ends."""
+        with (self.path / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read().strip() or "another process"
+                raise RunBusy(f"{self.path} is being trained by {owner}. Wait for it, or stop it first") from None
+            file.truncate(0)
+            file.write(f"pid {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            disk.remove_leftovers(self.path)
+            disk.remove_leftovers(self.checkpoints)
+            yield
+
+    def busy(self) -> bool:
+        """Whether some process is training it now."""
+        try:
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    # Metrics --------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All whole lines; one that a crash cut short is left out."""
+        if not self.metrics_file.exists():
+            return []
+        lines = self.metrics_file.read_bytes().split(b"\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def cut_metrics(self, iteration: int) -> None:
+        """Drop the lines of iterations after this one: a resume computes them again."""
+        kept = [line for line in self.metrics() if line["iteration"] <= iteration]
+        disk.write_file(self.metrics_file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    # Checkpoints ----------------------------------------------------------------------------------------------
+
+    def save(self, iteration: int, state: Tree, policy: SavedPolicy, keep: int) -> None:
+        """Write a checkpoint and the policy file, then remove all but the newest `keep` checkpoints."""
+        table = flatten(state)
+        arrays = {path: np.ascontiguousarray(leaf) for path, leaf in table.items() if isinstance(leaf, np.ndarray)}
+        blob = safetensors.numpy.save(arrays)
+        manifest: dict[str, Any] = {
+            "format": _FORMAT,
+            "iteration": iteration,
+            "plain": {path: leaf for path, leaf in table.items() if not isinstance(leaf, np.ndarray)},
+            "bytes": len(blob),
+            "sha256": hashlib.sha256(blob).hexdigest(),
+        }
+        manifest["manifest_sha256"] = _manifest_hash(manifest)
+        files = {"state.safetensors": blob, "manifest.json": json.dumps(manifest).encode()}
+        disk.write_folder(self.checkpoints / f"{iteration:06}", files)
+        disk.write_file(self.policy_file, safetensors.numpy.save(policy.weights, metadata=policy.metadata()))
+        for folder in self._folders()[keep:]:
+            disk.remove_folder(folder)
+
+    def load(self) -> tuple[int, Tree] | None:
+        """Iteration and state of the newest checkpoint that is whole; None if none was ever written."""
+        folders = self._folders()
+        problems = []
+        for folder in folders:
+            try:
+                iteration, state = _read(folder)
+            except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+                problems.append(f"checkpoint {folder} cannot be used: {error}")
+                continue
+            for problem in problems:
+                log.warning("%s; going back to iteration %d", problem, iteration)
+            return iteration, state
+        if folders:
+            raise CheckpointFault("\n".join([*problems, f"no checkpoint of {self.path} is left to resume from"]))
+        return None
+
+    def _folders(self) -> list[Path]:
+        """Checkpoints, newest first."""
+        return sorted((path for path in self.checkpoints.glob("*") if path.name.isdigit()), reverse=True)
+
+
+def _claim(root: Path, name: str | None, stem: str) -> Path:
+    if name is not None:
+        path = root / name
+        if path.exists():
+            raise UsageError(
+                f"{path} is there already. Choose another --name, or go on with it: shoal resume {name} --runs {root}"
+            )
+        path.mkdir()
+        return path
+    numbers = [int(match[1]) for path in root.glob(f"{stem}-*") if (match := re.search(r"-(\d{4,})$", path.name))]
+    number = max(numbers, default=0)
+    while True:
+        number += 1
+        with contextlib.suppress(FileExistsError):  # another run took that number in this moment
+            path = root / f"{stem}-{number:04}"
+            path.mkdir()
+            return path
+
+
+def _manifest_hash(manifest: dict[str, Any]) -> str:
+    content = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _read(folder: Path) -> tuple[int, Tree]:
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    if manifest["format"] != _FORMAT:
+        raise ValueError(f"its format is {manifest['format']!r}, and this version reads {_FORMAT!r}")
+    if manifest["manifest_sha256"] != _manifest_hash(manifest):
+        raise ValueError("its manifest is damaged (sha256 differs)")
+    blob = (folder / "state.safetensors").read_bytes()
+    if len(blob) != manifest["bytes"]:
+        raise ValueError(f"state.safetensors has {len(blob):,} bytes instead of {manifest['bytes']:,}")
+    if hashlib.sha256(blob).hexdigest() != manifest["sha256"]:
+        raise ValueError("state.safetensors is damaged (sha256 differs)")
+    return manifest["iteration"], unflatten(manifest["plain"] | safetensors.numpy.load(blob))

@@ -1,0 +1,197 @@
+"""Is the result really the same? Runs the same settings in several ways and compares every iteration's digest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from shoal import engines, run
+from shoal.engines.processes import ProcessesEngine
+from shoal.errors import UsageError
+from shoal.rundir import RunDir
+
+_DEADLINE = 600.0  # seconds for a head that is to be killed to get that far
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run the same settings."""
+
+    engine: str
+    workers: int | None = None
+    fault: str = ""
+    """"", "kill-workers" or "kill-head"."""
+    then: tuple[str, int | None] | None = None
+    """Engine and workers of the resume, after the head was killed."""
+
+    def __str__(self) -> str:
+        text = _label(self.engine, self.workers)
+        if self.fault == "kill-workers":
+            return f"{text}, a worker killed in each iteration"
+        return text if self.then is None else f"{text}, head killed, resumed on {_label(*self.then)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one way gave: the lines of its metrics file, and how many workers it lost."""
+
+    way: Way
+    lines: list[dict[str, Any]]
+    lost_workers: int
+    seconds: float
+
+
+def parse_engines(text: str) -> list[tuple[str, int | None]]:
+    """`serial,processes:3` as engine names and numbers of workers."""
+    found: list[tuple[str, int | None]] = []
+    problems: list[str] = []
+    for item in text.split(","):
+        name, _, count = item.strip().partition(":")
+        if count and not count.isdigit():
+            problems.append(f"{item!r} is not an engine with a number of workers, such as processes:3")
+            continue
+        workers = int(count) if count else None
+        problems += engines.check(name, workers)
+        found.append((name, workers))
+    if problems:
+        raise UsageError(problems)
+    return found
+
+
+def ways(chosen: Sequence[tuple[str, int | None]], kill_workers: bool, kill_head: bool) -> list[Way]:
+    """Every engine plainly, then with faults where it can have them."""
+    plain = [Way(name, workers) for name, workers in chosen]
+    killed = [Way(name, workers, "kill-workers") for name, workers in chosen if name != "serial"]
+    following = [*chosen[1:], chosen[0]]
+    resumed = [Way(*first, "kill-head", then) for first, then in zip(chosen, following, strict=True)]
+    return plain + killed * kill_workers + resumed * kill_head
+
+
+def verify(
+    algo: str, settings: run.Settings, config: Any, todo: Sequence[Way], report: Callable[[Outcome], None]
+) -> str:
+    """Run every way; an empty string if all digests are equal, or the first difference in words."""
+    reference: Outcome | None = None
+    with tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder:
+        for number, way in enumerate(todo):
+            name = f"way-{number}"
+            own = replace(settings, engine=way.engine, workers=way.workers, runs=folder, name=name, tensorboard=False)
+            if way.then is not None:
+                own = replace(own, checkpoint_every=1)  # or the resume would start from scratch
+            begun = time.monotonic()
+            lost = (_with_killed_head if way.then is not None else _in_this_process)(algo, own, config, way)
+            lines = RunDir(Path(folder) / name).metrics()
+            outcome = Outcome(way, lines, lost, time.monotonic() - begun)
+            report(outcome)
+            if reference is None:
+                reference = outcome
+            elif difference := _difference(reference, outcome):
+                return difference
+    return ""
+
+
+def _in_this_process(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
+    quiet = Console(quiet=True)
+    with engines.make(way.engine, way.workers) as engine:
+        killers = [_Killer(engine)] if way.fault == "kill-workers" and isinstance(engine, ProcessesEngine) else []
+        run.train(algo, settings, config, engine=engine, trackers=killers, console=quiet)
+        return engine.telemetry().lost_workers
+
+
+class _Killer:
+    """A tracker that has a worker killed in each iteration, once that iteration's first task is done."""
+
+    def __init__(self, engine: ProcessesEngine) -> None:
+        self._engine = engine
+        self._closed = False
+        self._strike()
+
+    def write(self, iteration: int, metrics: dict[str, Any]) -> None:
+        """An iteration is over, so the next one begins."""
+        self._strike()
+
+    def close(self) -> None:
+        """No more."""
+
+    def _strike(self) -> None:
+        threading.Thread(target=_kill_one, args=(self._engine, self._engine.telemetry().tasks), daemon=True).start()
+
+
+def _kill_one(engine: ProcessesEngine, tasks_before: int) -> None:
+    deadline = time.monotonic() + 10
+    while engine.telemetry().tasks == tasks_before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    pids = engine.pids
+    if pids:
+        os.kill(pids[-1], signal.SIGKILL)
+
+
+def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
+    """Train in a process of its own, kill it without warning in the middle, and resume here."""
+    command = [sys.executable, "-m", "shoal", "train", algo, settings.env, *flags(settings), *flags(config)]
+    folder = RunDir(Path(settings.runs) / str(settings.name))
+    half = max(1, (settings.iterations or 2) // 2)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as head:
+        deadline = time.monotonic() + _DEADLINE
+        while len(folder.metrics()) < half and head.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        head.kill()
+        _, errors = head.communicate()
+    if len(folder.metrics()) < half:
+        raise UsageError(f"the run that was to be killed did not get to iteration {half}: {errors.strip()}")
+    if way.then is None:
+        raise AssertionError("a killed head is resumed")
+    name, workers = way.then
+    changes = {"engine": name, "workers": workers}
+    run.resume(folder.name, folder.path.parent, changes, console=Console(quiet=True))
+    return 0
+
+
+def flags(settings: Any) -> list[str]:
+    """Settings as command-line flags, leaving out what was not set."""
+    words = []
+    for key, value in asdict(settings).items():
+        name = key.replace("_", "-")
+        if value is None or key == "env":
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, tuple):
+            words += [f"--{name}", *map(str, value)]
+        else:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def _difference(reference: Outcome, other: Outcome) -> str:
+    """The first iteration and part whose digest differs, with both values."""
+    for line, theirs in zip(reference.lines, other.lines, strict=False):
+        if line["digest"] != theirs["digest"]:
+            parts = [part for part, value in line["digests"].items() if theirs["digests"].get(part) != value]
+            numbers = [
+                f"{key}: {line[key]!r} and {theirs.get(key)!r}"
+                for key in line
+                if key.startswith(("rollout/", "train/")) and line[key] != theirs.get(key)
+            ]
+            return (
+                f"iteration {line['iteration']} differs between {reference.way} ({line['digest']}) and {other.way} "
+                f"({theirs['digest']}), in: {', '.join(parts)}. {'; '.join(numbers)}".strip()
+            )
+    if len(reference.lines) != len(other.lines):
+        return f"{reference.way} has {len(reference.lines)} iterations and {other.way} has {len(other.lines)}"
+    return ""
+
+
+def _label(name: str, workers: int | None) -> str:
+    return name if workers is None else f"{name}:{workers}"
