@@ -83,6 +83,7 @@ class _Task:
     label: str
     key: Hashable
     needs: tuple[int, ...]
+    since: float  # when it was submitted
     losses: int = 0
     ticket: int | None = None  # of the sending that counts; None while waiting
 
@@ -148,7 +149,7 @@ class Scheduler:
         """A task is to be run. Numbers rise; `needs` are the shared values it refers to."""
         if not self._tasks:
             self._alone_since = now
-        self._tasks[number] = task = _Task(number, label, key, tuple(needs))
+        self._tasks[number] = task = _Task(number, label, key, tuple(needs), now)
         return self._place(now, task)
 
     def cancel(self, number: int) -> None:
@@ -333,7 +334,8 @@ class Scheduler:
                 break
             victim = self._workers[max(self._backlogs, key=lambda n: (len(self._workers[n].waiting), -n))]
             self._trim(victim.waiting)
-            if victim.waiting:
+            # The task must have waited too: a batch is submitted one by one, and the thief's own may be next.
+            if victim.waiting and now - self._tasks[victim.waiting[0]].since >= patience:
                 commands += self._send(now, self._workers[number], self._tasks[heapq.heappop(victim.waiting)])
             if not victim.waiting:
                 self._backlogs.discard(victim.number)

@@ -60,7 +60,8 @@ class Categorical:
         """Actions (width, choices), drawn with `noise` or the likeliest when it is None."""
         scores: np.ndarray = logits if noise is None else logits + noise
         if len(self.choices) == 1:
-            return scores.argmax(axis=-1)[:, None]
+            only: np.ndarray = scores.argmax(axis=-1)[:, None]
+            return only
         return np.stack([part.argmax(axis=-1) for part in self._split(scores)], axis=-1)
 
     def to_env(self, actions: np.ndarray) -> Any:

@@ -1,0 +1,42 @@
+import pytest
+
+from shoal.engines.functions import Functions, name_of
+from shoal.engines.wire import Kind, Message, encode
+from shoal.engines.worker import Server
+from shoal.errors import NotNameable, UsageError
+from tests.engines import tasks
+
+
+def test_name_and_back() -> None:
+    name = name_of(tasks.echo)
+    assert name == "tests.engines.tasks:echo"
+    assert Functions(allow=["tests"]).find(name) is tasks.echo
+
+
+def test_only_allowed_modules() -> None:
+    with pytest.raises(UsageError, match=r"may not run os:system.*--allow os"):
+        Functions().find("os:system")
+    with pytest.raises(UsageError, match="may not run"):
+        Functions(allow=["test"]).find("tests.engines.tasks:echo")
+    assert Functions().find("shoal.seeding:integer")
+
+
+def test_server_refuses_what_is_not_allowed() -> None:
+    reply = Server().handle(Message(Kind.TASK, 1, encode(("os:system", ["echo pwned"]))))
+    assert reply is not None
+    assert reply.kind == Kind.FAILED
+
+
+def test_what_is_not_a_function() -> None:
+    with pytest.raises(UsageError, match="no function not_a_function"):
+        Functions(allow=None).find("tests.engines.tasks:not_a_function")
+
+
+def test_shadowed_name_is_refused() -> None:
+    def echo(x: int) -> int:
+        return x
+
+    echo.__qualname__ = "echo"
+    echo.__module__ = tasks.__name__
+    with pytest.raises(NotNameable, match="something else"):
+        name_of(echo)

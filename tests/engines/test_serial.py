@@ -1,0 +1,30 @@
+from typing import Any
+
+import numpy as np
+
+import shoal
+from shoal.engines.fingerprint import canary
+from tests.engines import tasks
+from tests.engines.contract import Contract
+
+
+class TestSerial(Contract):
+    def make(self, **options: Any) -> shoal.Engine:
+        return shoal.engine("serial")
+
+
+def test_tasks_run_in_this_process() -> None:
+    import os
+
+    with shoal.engine("serial") as engine:
+        assert engine.submit(tasks.pid, 0).result() == os.getpid()
+
+
+def test_same_arithmetic_as_a_worker() -> None:
+    with shoal.engine("serial") as serial, shoal.engine("processes", workers=1) as processes:
+        assert serial.submit(_canary, 0).result() == processes.submit(_canary, 0).result(30)
+
+
+def _canary(_: int) -> str:
+    np.ones(1)
+    return canary()

@@ -1,0 +1,126 @@
+"""Small environments with known answers, and some that misbehave. Registered when imported: `tests.toys:Walk-v0`."""
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Walk(gymnasium.Env[np.ndarray, Any]):
+    """A random walk whose every number follows from the seed and the actions. Ends by chance; cut after 13 steps."""
+
+    def __init__(self, observation: str = "float32", action: str = "discrete", size: int = 3) -> None:
+        self.observation_space = {
+            "float32": spaces.Box(-np.inf, np.inf, (size,), np.float32),
+            "float64": spaces.Box(-np.inf, np.inf, (2, size), np.float64),
+            "uint8": spaces.Box(0, 255, (4, size), np.uint8),
+            "dict": spaces.Dict({"a": spaces.Box(-1, 1, (size,), np.float32), "b": spaces.Discrete(3)}),
+            "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (size,), np.float32)]),
+            "text": spaces.Dict({"words": spaces.Sequence(spaces.Discrete(3))}),
+        }[observation]
+        self.action_space = {
+            "discrete": spaces.Discrete(3),
+            "from one": spaces.Discrete(3, start=1),
+            "multi": spaces.MultiDiscrete([2, 3]),
+            "box": spaces.Box(-1, 1, (2,), np.float32),
+            "binary": spaces.MultiBinary(3),
+        }[action]
+        self.steps = 0
+        self.level = 0.0
+
+    def _observe(self) -> Any:
+        space = self.observation_space
+        numbers = self.np_random.normal(self.level, 1.0, 64)
+        if isinstance(space, spaces.Box):
+            if space.dtype == np.uint8:
+                return (np.abs(numbers[: np.prod(space.shape)]) * 40).astype(np.uint8).reshape(space.shape)
+            return numbers[: np.prod(space.shape)].astype(space.dtype).reshape(space.shape)
+        if isinstance(space, spaces.Dict):
+            return {"a": np.tanh(numbers[:3]).astype(np.float32), "b": int(self.np_random.integers(3))}
+        return (int(self.np_random.integers(2)), np.tanh(numbers[:3]).astype(np.float32))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.level = 0, 0.0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action) or isinstance(action, int), (action, type(action))
+        self.steps += 1
+        self.level += float(np.sum(action)) * 0.1
+        reward = self.level + self.np_random.normal()
+        return self._observe(), reward, bool(self.np_random.random() < 0.08), self.steps >= 13, {}
+
+
+class Identity(gymnasium.Env[np.ndarray, int]):
+    """The action should be the number that is shown: 1 for each right one, so 8 is the best return."""
+
+    observation_space = spaces.Box(0, 1, (4,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def _observe(self) -> np.ndarray:
+        self.right = int(self.np_random.integers(4))
+        return np.eye(4, dtype=np.float32)[self.right]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = float(action == self.right)
+        self.steps += 1
+        return self._observe(), reward, self.steps == 8, False, {}
+
+
+class Aim(gymnasium.Env[np.ndarray, np.ndarray]):
+    """The action should be the number that is shown; the best return is 0."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Box(-2, 2, (1,), np.float32)
+
+    def _observe(self) -> np.ndarray:
+        self.right = float(self.np_random.uniform(-1, 1))
+        return np.array([self.right], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = -((float(action[0]) - self.right) ** 2)
+        self.steps += 1
+        return self._observe(), reward, False, self.steps == 8, {}
+
+
+class Trouble(Walk):
+    """Misbehaves at the third step of an episode, in the way that is asked for."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.how == "never ends":
+            return observation, reward, False, False, info
+        if self.steps == 3:
+            if self.how == "raises":
+                raise RuntimeError("the simulation diverged")
+            if self.how == "nan reward":
+                reward = float("nan")
+            if self.how == "nan observation":
+                observation = observation * np.nan
+            if self.how == "kills":
+                os._exit(7)
+            if self.how == "hangs":
+                time.sleep(3600)
+        return observation, reward, terminated, truncated, info
+
+
+for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, "Trouble": Trouble}.items():
+    gymnasium.register(f"{name}-v0", entry_point=entry)
