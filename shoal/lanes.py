@@ -218,7 +218,7 @@ class Record:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.first_episodes = list(lane.episodes)
+        self.begun_at = list(zip(lane.episodes, lane.lengths, strict=True))
         self.observations: list[np.ndarray] = []
         self.actions: list[np.ndarray] = []
         self.rewards: list[list[float]] = []
@@ -278,12 +278,11 @@ class Record:
         # A final observation is listed by end; everything else by time and slot.
         time, slot = self.ends[at[0]] if what == "final observation" else (at[0], at[1])
         before = [end for end, where in self.ends if where == slot and end < time]
-        episode = self.first_episodes[slot] + len(before)
-        step = time - before[-1] - 1 if before else time
-        after = "" if before else ", counted from where this task began"
+        first_episode, first_step = self.begun_at[slot]
+        step = time - before[-1] - 1 if before else first_step + time
         raise EnvironmentFault(
             f"the environment returned the {what} {values[tuple(at)]}\n"
-            f"in {self.lane.where(slot, episode, step)}{after}. "
+            f"in {self.lane.where(slot, first_episode + len(before), step)}. "
             f"Nothing was learned from it. Look at the environment with that seed, or clip what it returns"
         )
 

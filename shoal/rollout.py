@@ -69,7 +69,8 @@ class Lanes:
         lanes: dict[Future[Any], int] = {self._submit(lane, weights, steps): lane for lane in range(self.count)}
         records: dict[int, Tree] = {}
         while lanes:
-            for future in wait(lanes, return_when=FIRST_COMPLETED).done:
+            done = wait(lanes, return_when=FIRST_COMPLETED).done
+            for future in sorted(done, key=lanes.__getitem__):
                 lane, record = lanes.pop(future), future.result()
                 if record is None:  # the lane has moved to a worker that does not hold it
                     self._told[lane] = False

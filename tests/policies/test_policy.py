@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from shoal import seeding
+from shoal.errors import CheckpointFault
+from shoal.policies.heads import Categorical, Gaussian
+from shoal.policies.networks import MLP
+from shoal.policies.policy import Policy, SavedPolicy
+
+BOX = Gaussian((2,), (-1.0, -1.0), (1.0, 1.0), "<f4")
+POLICY = Policy((3,), "<f4", BOX, (16, 16), normalise=True)
+
+
+def weights(policy: Policy) -> dict[str, np.ndarray]:
+    params = policy.init(seeding.rng(0, "weights"))
+    return {
+        "params": params,
+        "mean": np.ones(policy.inputs, np.float32),
+        "scale": np.full(policy.inputs, 2.0, np.float32),
+    }
+
+
+def test_network_is_the_same_function_on_both_sides() -> None:
+    for activation in ("tanh", "relu"):
+        network = MLP((5, 32, 32, 4), activation)
+        params = network.init(seeding.rng(0, "weights"), out_scale=1.0)
+        assert len(params) == network.count
+        x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+        np.testing.assert_allclose(
+            network(params, x), network(jnp.asarray(params), jnp.asarray(x)), rtol=2e-5, atol=2e-6
+        )
+
+
+def test_weights_are_orthogonal() -> None:
+    for sizes in ((64, 64, 2), (3, 64, 2)):
+        layers = MLP(sizes).layers(MLP(sizes).init(seeding.rng(0, "weights"), out_scale=0.01))
+        matrix, bias = layers[0]
+        small = matrix @ matrix.T if matrix.shape[0] < matrix.shape[1] else matrix.T @ matrix
+        np.testing.assert_allclose(small, 2 * np.eye(len(small)), atol=1e-5)
+        assert not bias.any()
+        assert np.abs(layers[-1][0]).max() <= 0.01
+
+
+def test_new_policy_is_near_uniform() -> None:
+    policy = Policy((3,), "<f4", Categorical((4,), (0,), scalar=True))
+    out = policy.out(policy.init(seeding.rng(0, "weights")), np.ones((1, 3), np.float32))
+    assert np.abs(out).max() < 0.05
+
+
+def test_features_are_normalised_and_cut() -> None:
+    tree = weights(POLICY)
+    features = POLICY.features(np.array([[1.0, 2.0, 1e9]], np.float32), tree["mean"], tree["scale"])
+    assert features.tolist() == [[0.0, 2.0, 10.0]]
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    saved = SavedPolicy(POLICY, weights(POLICY), {"id": "Walk-v0"})
+    path.write_bytes(safetensors.numpy.save(saved.weights, metadata=saved.metadata()))
+    back = SavedPolicy.load(path)
+    assert back.policy == POLICY
+    assert back.env == {"id": "Walk-v0"}
+    for name, array in saved.weights.items():
+        np.testing.assert_array_equal(back.weights[name], array)
+
+
+def test_unreadable_policies(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointFault, match="there is no policy"):
+        SavedPolicy.load(tmp_path / "none.safetensors")
+    for content in (b"", b"\x80\x04K\x01.", bytes(100), safetensors.numpy.save({"a": np.ones(2)})):
+        (tmp_path / "bad.safetensors").write_bytes(content)
+        with pytest.raises(CheckpointFault, match="cannot be read"):
+            SavedPolicy.load(tmp_path / "bad.safetensors")
