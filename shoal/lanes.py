@@ -133,7 +133,7 @@ class Lane:
         likeliest actions are taken.
         """
         act, head = policy.actor(weights), policy.head
-        envs, lengths, returns, limit = self.envs, self.lengths, self.returns, self.spec.step_limit
+        envs, lengths, returns = self.envs, self.lengths, self.returns
         active = [slot for slot in range(self.width) if self.episodes[slot] >= 0]
         record = Record(self)
         time = 0
@@ -170,8 +170,8 @@ class Lane:
                     self.episodes[slot] = -1
                 else:
                     self.begin(slot, episode)
-            if time % NOISE_STEPS == 0 and max(lengths) >= limit:
-                raise EnvironmentFault(self._endless(lengths.index(max(lengths))))
+            if time % NOISE_STEPS == 0 or time == steps:
+                self._check_ending()
         return record.tree(policy, time)
 
     def close(self) -> None:
@@ -194,9 +194,13 @@ class Lane:
         where = self.where(slot, self.episodes[slot], self.lengths[slot])
         return EnvironmentFault(f"the environment raised {type(error).__name__}: {error}\nin {where}\n\n{trace}")
 
-    def _endless(self, slot: int) -> str:
-        where = self.where(slot, self.episodes[slot], self.lengths[slot])
-        return (
+    def _check_ending(self) -> None:
+        longest = max(self.lengths)
+        if longest < self.spec.step_limit:
+            return
+        slot = self.lengths.index(longest)
+        where = self.where(slot, self.episodes[slot], longest)
+        raise EnvironmentFault(
             f"an episode does not end: {where}. Truncate episodes with --max-episode-steps N, "
             f"or allow longer ones with --step-limit N (now {self.spec.step_limit:,})"
         )

@@ -147,7 +147,7 @@ class RunDir:
     def save(self, iteration: int, state: Tree, policy: SavedPolicy, keep: int) -> None:
         """Write a checkpoint and the policy file, then remove all but the newest `keep` checkpoints."""
         table = flatten(state)
-        arrays = {path: np.ascontiguousarray(leaf) for path, leaf in table.items() if isinstance(leaf, np.ndarray)}
+        arrays = {path: np.asarray(leaf, order="C") for path, leaf in table.items() if isinstance(leaf, np.ndarray)}
         blob = safetensors.numpy.save(arrays)
         manifest: dict[str, Any] = {
             "format": _FORMAT,
@@ -179,6 +179,10 @@ class RunDir:
         if folders:
             raise CheckpointFault("\n".join([*problems, f"no checkpoint of {self.path} is left to resume from"]))
         return None
+
+    def saved(self) -> list[int]:
+        """Iterations that there are checkpoints of, newest first."""
+        return [int(folder.name) for folder in self._folders()]
 
     def _folders(self) -> list[Path]:
         """Checkpoints, newest first."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-type_of_leaf = (np.ndarray, bool, int, float, str, type(None))
 Tree = dict[str, Any]
+_LEAVES = (np.ndarray, bool, int, float, str, type(None))  # these very types: NumPy scalars would come back as others
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -23,7 +23,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         value = tree[key]
         if isinstance(value, Mapping):
             table |= flatten(value, f"{prefix}{key}/")
-        elif isinstance(value, type_of_leaf):
+        elif type(value) in _LEAVES:
             table[prefix + key] = value
         else:
             raise TypeError(
@@ -50,7 +50,7 @@ def digest(tree: Mapping[str, Any]) -> str:
     for path, leaf in flatten(tree).items():
         if isinstance(leaf, np.ndarray):
             total.update(f"{path} {leaf.dtype.str} {leaf.shape}\n".encode())
-            total.update(np.ascontiguousarray(leaf).data)
+            total.update(np.asarray(leaf, order="C").data)
         else:
             # repr of a float is exact, and tells 1 from 1.0 and True.
             total.update(f"{path} {leaf!r}\n".encode())

@@ -144,11 +144,11 @@ def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way) 
     half = max(1, (settings.iterations or 2) // 2)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as head:
         deadline = time.monotonic() + _DEADLINE
-        while len(folder.metrics()) < half and head.poll() is None and time.monotonic() < deadline:
+        while max(folder.saved(), default=0) < half and head.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         head.kill()
         _, errors = head.communicate()
-    if len(folder.metrics()) < half:
+    if not folder.saved():
         raise UsageError(f"the run that was to be killed did not get to iteration {half}: {errors.strip()}")
     if way.then is None:
         raise AssertionError("a killed head is resumed")

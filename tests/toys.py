@@ -122,5 +122,13 @@ class Trouble(Walk):
         return observation, reward, terminated, truncated, info
 
 
-for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, "Trouble": Trouble}.items():
+class Careless(Walk):
+    """Rewards that no seed determines."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward + os.urandom(1)[0], terminated, truncated, info
+
+
+for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, "Trouble": Trouble, "Careless": Careless}.items():
     gymnasium.register(f"{name}-v0", entry_point=entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,10 +89,12 @@ def check_id(name: str) -> list[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            gymnasium.spec(name)
-    except ModuleNotFoundError as error:
-        return [f"the module {module} of the environment {name} cannot be imported: {error}"]
+            if module:
+                importlib.import_module(module)
+            gymnasium.spec(plain)
     except gymnasium.error.Error as error:
-        hint = "" if module else ". If a module of yours registers it, name it as module:Env-v0"
-        return [f"there is no environment {plain!r}: {error}{hint}"]
+        hint = "" if module else " If a module of yours registers it, name it as module:Env-v0"
+        return [f"there is no environment {plain!r}. {error}{hint}"]
+    except Exception as error:  # whatever the user's module raises when it is imported
+        return [f"the module {module} of the environment {plain} cannot be imported: {type(error).__name__}: {error}"]
     return []
