@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 
 from shoal import seeding
-from shoal.envs.make import EnvSpec, make, observation_dtype
+from shoal.envs.make import EnvSpec, make, observation_dtype, time_limit
 from shoal.errors import EnvironmentFault
 from shoal.moments import Moments
 from shoal.policies.policy import Policy
@@ -89,20 +89,22 @@ class Lane:
         self.seed, self.purpose, self.number = place["seed"], place["purpose"], place["lane"]
         self.width = place["width"]
         self.spec = EnvSpec(**place["env"])
+        self.limit = time_limit(self.spec)
         self.envs = [_borrow(self.spec) for _ in range(self.width)]
         space = self.envs[0].observation_space
         self.observations = np.zeros((self.width, *(space.shape or ())), observation_dtype(space))
-        self.episodes = [-1] * self.width
-        self.lengths = [0] * self.width
-        self.returns = [0.0] * self.width
+        self.clock = 0
         self.taken = 0
+        self.episodes = [-1] * self.width
+        self.begun = [0] * self.width  # by the clock
+        self.returns = [0.0] * self.width  # of the running episodes, before this task
 
     def begin(self, slot: int, episode: int) -> None:
         """Start an episode in a slot, from its own seed."""
         if self.spec.recreate_after and episode and episode % self.spec.recreate_after == 0:
             self.envs[slot].close()
             self.envs[slot] = make(self.spec)
-        self.episodes[slot], self.lengths[slot], self.returns[slot] = episode, 0, 0.0
+        self.episodes[slot], self.begun[slot], self.returns[slot] = episode, self.clock, 0.0
         try:
             self.observations[slot] = self.envs[slot].reset(seed=self.episode_seed(slot, episode))[0]
         except Exception as error:
@@ -117,7 +119,7 @@ class Lane:
                 observation, reward, _, _, _ = self.envs[slot].step(action)
                 self.observations[slot] = observation
                 self.returns[slot] += float(reward)
-            self.lengths[slot] = len(entry["actions"])
+            self.begun[slot] = self.clock - len(entry["actions"])
 
     def run(
         self,
@@ -133,29 +135,30 @@ class Lane:
         likeliest actions are taken.
         """
         act, head = policy.actor(weights), policy.head
-        envs, lengths, returns = self.envs, self.lengths, self.returns
         active = [slot for slot in range(self.width) if self.episodes[slot] >= 0]
+        step = [env.step for env in self.envs]
+        due = [self._due(slot) for slot in range(self.width)]
         record = Record(self)
+        chunk = NOISE_STEPS if steps is None else min(steps, NOISE_STEPS)
         time = 0
         while active and time != steps:
-            if rng is not None and time % NOISE_STEPS == 0:
-                noise = head.noise(rng, NOISE_STEPS, self.width)
-            actions = act(self.observations, None if rng is None else noise[time % NOISE_STEPS])
+            if rng is not None and time % chunk == 0:
+                noise = head.noise(rng, chunk, self.width)
+            actions = act(self.observations, None if rng is None else noise[time % chunk])
             env_actions = head.to_env(actions)
             record.observations.append(self.observations)
             record.actions.append(actions)
             self.observations = observations = self.observations.copy()
-            rewards = [0.0] * self.width
+            self.clock = clock = self.clock + 1
+            rewards: list[Any] = [0.0] * self.width
             ended: list[tuple[int, bool]] = []
             slot = 0
             try:
                 for slot in active:
-                    observation, reward, terminated, truncated, _ = envs[slot].step(env_actions[slot])
+                    observation, reward, terminated, truncated, _ = step[slot](env_actions[slot])
                     observations[slot] = observation
-                    rewards[slot] = reward  # type: ignore[call-overload]  # `np.array` makes it a float, faster
-                    returns[slot] += reward  # type: ignore[operator]
-                    lengths[slot] += 1
-                    if terminated or truncated:
+                    rewards[slot] = reward
+                    if terminated or truncated or clock == due[slot]:
                         ended.append((slot, bool(terminated)))
             except Exception as error:
                 raise self._raised(slot, error) from error
@@ -170,9 +173,14 @@ class Lane:
                     self.episodes[slot] = -1
                 else:
                     self.begin(slot, episode)
+                    step[slot], due[slot] = self.envs[slot].step, self._due(slot)
             if time % NOISE_STEPS == 0 or time == steps:
-                self._check_ending()
+                self._check_ending(active)
         return record.tree(policy, time)
+
+    def _due(self, slot: int) -> int:
+        """When, by the clock, the time limit cuts a slot's episode off."""
+        return self.begun[slot] + self.limit if self.limit else -1
 
     def close(self) -> None:
         """Give the environments back for the next lane."""
@@ -191,15 +199,15 @@ class Lane:
     def _raised(self, slot: int, error: Exception) -> EnvironmentFault:
         below = error.__traceback__.tb_next if error.__traceback__ is not None else None
         trace = "".join(traceback.format_exception(type(error), error, below))
-        where = self.where(slot, self.episodes[slot], self.lengths[slot])
+        where = self.where(slot, self.episodes[slot], max(self.clock - self.begun[slot] - 1, 0))
         return EnvironmentFault(f"the environment raised {type(error).__name__}: {error}\nin {where}\n\n{trace}")
 
-    def _check_ending(self) -> None:
-        longest = max(self.lengths)
-        if longest < self.spec.step_limit:
+    def _check_ending(self, active: list[int]) -> None:
+        slot = min(active, key=self.begun.__getitem__, default=0)
+        length = self.clock - self.begun[slot]
+        if not active or length < self.spec.step_limit:
             return
-        slot = self.lengths.index(longest)
-        where = self.where(slot, self.episodes[slot], longest)
+        where = self.where(slot, self.episodes[slot], length)
         raise EnvironmentFault(
             f"an episode does not end: {where}. Truncate episodes with --max-episode-steps N, "
             f"or allow longer ones with --step-limit N (now {self.spec.step_limit:,})"
@@ -222,10 +230,13 @@ class Record:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.begun_at = list(zip(lane.episodes, lane.lengths, strict=True))
+        self.clock = lane.clock  # when this record begins
+        self.begun_at = [
+            (episode, lane.clock - begun) for episode, begun in zip(lane.episodes, lane.begun, strict=True)
+        ]
         self.observations: list[np.ndarray] = []
         self.actions: list[np.ndarray] = []
-        self.rewards: list[list[float]] = []
+        self.rewards: list[list[Any]] = []
         self.ends: list[tuple[int, int]] = []
         self.terminated: list[bool] = []
         self.finals: list[np.ndarray] = []
@@ -239,13 +250,20 @@ class Record:
         self.ends.append((time, slot))
         self.terminated.append(terminated)
         self.finals.append(lane.observations[slot].copy())
-        self.returns.append(float(lane.returns[slot]))
-        self.lengths.append(lane.lengths[slot])
+        self.returns.append(self._return(slot))
+        self.lengths.append(lane.clock - lane.begun[slot])
         self.episodes.append(lane.episodes[slot])
+
+    def _return(self, slot: int) -> float:
+        """Sum of a slot's rewards since its episode began; added up in order of time, wherever tasks were cut."""
+        lane = self.lane
+        first = max(lane.begun[slot] - self.clock, 0)
+        return float(sum([row[slot] for row in self.rewards[first:]], lane.returns[slot]))
 
     def tree(self, policy: Policy, time: int) -> Tree:
         """Plain data, checked for numbers that are not finite."""
         lane = self.lane
+        lane.returns = [self._return(slot) for slot in range(lane.width)]
         observations = np.stack([*self.observations, lane.observations])
         rewards = np.array(self.rewards, np.float32).reshape(time, lane.width)
         ends = np.array(self.ends, np.int32).reshape(-1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import warnings
@@ -37,12 +38,22 @@ class EnvSpec:
 
 
 def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
-    """The environment, with Dict, Tuple and Discrete observations flattened into one row of numbers."""
-    options = {} if spec.max_episode_steps is None else {"max_episode_steps": spec.max_episode_steps}
+    """The environment, with Dict, Tuple and Discrete observations flattened into one row of numbers.
+
+    Gymnasium's wrappers for the time limit and the order of calls are left out where they are outermost: a lane keeps
+    the time itself (`time_limit`) and always resets first, and each wrapper costs a call per step.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice on newer versions is for `check_id` to give, once
-            env = gymnasium.make(spec.id, disable_env_checker=True, **options, **spec.kwargs)
+            warnings.simplefilter("ignore")  # advice on newer versions of an environment would come once per slot
+            registered = _registered(spec)
+            lean = not registered.additional_wrappers
+            if lean:
+                registered.order_enforce = False
+                registered.max_episode_steps = None
+            elif spec.max_episode_steps is not None:
+                registered.max_episode_steps = spec.max_episode_steps
+            env = gymnasium.make(registered, disable_env_checker=True, **spec.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(f"{spec.id} needs a package that is not installed: {error}") from None
     except gymnasium.error.Error as error:
@@ -61,6 +72,22 @@ def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
             )
         return gymnasium.wrappers.FlattenObservation(env)
     return env
+
+
+def time_limit(spec: EnvSpec) -> int | None:
+    """Steps after which a lane cuts an episode off; None where there is no limit or the environment keeps it itself."""
+    registered = _registered(spec)
+    if registered.additional_wrappers:
+        return None
+    return spec.max_episode_steps or registered.max_episode_steps
+
+
+def _registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
+    """A copy of Gymnasium's own record of an environment."""
+    module, _, plain = spec.id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return copy.deepcopy(gymnasium.spec(plain))
 
 
 def observation_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:

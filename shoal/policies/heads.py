@@ -64,12 +64,12 @@ class Categorical:
             return only
         return np.stack([part.argmax(axis=-1) for part in self._split(scores)], axis=-1)
 
-    def to_env(self, actions: np.ndarray) -> Any:
+    def to_env(self, actions: np.ndarray) -> list[Any]:
         """What `env.step` takes, for each row of actions."""
         if self.scalar:
-            begin = self.start[0]
-            return (actions[:, 0] + begin).tolist() if begin else actions[:, 0].tolist()
-        return actions.astype(np.int64) + np.asarray(self.start)
+            # NumPy integers, as `action_space.sample()` gives them: Gymnasium checks those faster than plain ones.
+            return list(actions[:, 0].astype(np.int64, copy=False) + self.start[0])
+        return list(actions.astype(np.int64) + np.asarray(self.start))
 
     def log_prob(self, out: Any, actions: Any) -> Any:
         """Log-probability (...) of actions (..., choices)."""
@@ -142,10 +142,10 @@ class Gaussian:
         """Actions (width, numbers), drawn with `noise` or the mean when it is None."""
         return mean if noise is None else mean + np.exp(free) * noise
 
-    def to_env(self, actions: np.ndarray) -> Any:
+    def to_env(self, actions: np.ndarray) -> list[Any]:
         """What `env.step` takes, for each row of actions."""
         low, high = self._bounds
-        return np.minimum(np.maximum(actions, low), high).reshape(-1, *self.shape).astype(self.dtype, copy=False)
+        return list(actions.clip(low, high).reshape(-1, *self.shape).astype(self.dtype, copy=False))
 
     @functools.cached_property
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:

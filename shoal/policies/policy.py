@@ -58,8 +58,9 @@ class Policy:
         x = self.numbers(observations)
         if not self.normalise:
             return x
-        xp = x.__array_namespace__()
-        return xp.minimum(xp.maximum((x - mean) * scale, -CLIP), CLIP)
+        x = x - mean
+        x *= scale
+        return x.clip(-CLIP, CLIP)
 
     def numbers(self, observations: Any) -> Any:
         """Observations as rows of float32 (..., inputs); bytes are scaled to 0..1."""
