@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import dataclasses
 import difflib
+import io
 import json
 import logging
 import sys
@@ -50,6 +51,8 @@ Each command has --help. Exit codes: 0 done, 1 failed or different, 2 your setti
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # also into a file or a pipe: long commands are watched there
     try:
         sys.exit(_dispatch(words))
     except ShoalError as error:

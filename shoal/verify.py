@@ -134,7 +134,7 @@ def _kill_one(engine: ProcessesEngine, tasks_before: int) -> None:
         time.sleep(0.001)
     pids = engine.pids
     if pids:
-        os.kill(pids[-1], signal.SIGKILL)
+        os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
 
 
 def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way) -> int:

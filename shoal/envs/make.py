@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import re
+import sys
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +55,7 @@ def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
                 registered.max_episode_steps = None
             elif spec.max_episode_steps is not None:
                 registered.max_episode_steps = spec.max_episode_steps
+            _calm_mujoco(registered)
             env = gymnasium.make(registered, disable_env_checker=True, **spec.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(f"{spec.id} needs a package that is not installed: {error}") from None
@@ -88,6 +91,28 @@ def _registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
     if module:
         importlib.import_module(module)
     return copy.deepcopy(gymnasium.spec(plain))
+
+
+_said: set[str] = set()
+
+
+def _calm_mujoco(registered: gymnasium.envs.registration.EnvSpec) -> None:
+    """MuJoCo repeats its warnings for every environment and writes them to a log in the working folder."""
+    if "mujoco" not in str(registered.entry_point):
+        return
+    try:
+        import mujoco
+    except ImportError:
+        return  # Gymnasium says what to install when the environment is made
+    mujoco.set_mju_user_warning(_warn_once)
+
+
+def _warn_once(message: str) -> None:
+    kind = re.split(r"\d", message)[0]  # the numbers differ each time
+    if "deprecated" in message or kind in _said:  # deprecated parts of Gymnasium's models are not the user's to mend
+        return
+    _said.add(kind)
+    print(f"MuJoCo warns: {message}", file=sys.stderr)
 
 
 def observation_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:

@@ -68,7 +68,8 @@ class Categorical:
         """What `env.step` takes, for each row of actions."""
         if self.scalar:
             # NumPy integers, as `action_space.sample()` gives them: Gymnasium checks those faster than plain ones.
-            return list(actions[:, 0].astype(np.int64, copy=False) + self.start[0])
+            column = actions[:, 0].astype(np.int64, copy=False)
+            return list(column + self.start[0] if self.start[0] else column)
         return list(actions.astype(np.int64) + np.asarray(self.start))
 
     def log_prob(self, out: Any, actions: Any) -> Any:

@@ -58,12 +58,15 @@ class Policy:
         x = self.numbers(observations)
         if not self.normalise:
             return x
+        xp = x.__array_namespace__()
         x = x - mean
         x *= scale
-        return x.clip(-CLIP, CLIP)
+        return xp.minimum(xp.maximum(x, -CLIP), CLIP)
 
     def numbers(self, observations: Any) -> Any:
         """Observations as rows of float32 (..., inputs); bytes are scaled to 0..1."""
+        if observations.dtype == np.float32 and len(self.observation_shape) == 1:
+            return observations
         lead = observations.shape[: observations.ndim - len(self.observation_shape)]
         x = observations.reshape(*lead, self.inputs).astype("float32", copy=False)
         return x / 255.0 if self.observation_dtype == "|u1" else x

@@ -1,0 +1,52 @@
+# Two commands: `make demo` and `make test`. Everything goes into .venv; nothing else on the machine is touched,
+# except that `make test` installs the Debian packages its tests need where they are missing and it may.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEBIAN := strace
+
+.PHONY: demo test check lint types layers bench clean debian
+
+demo: $(VENV)/core
+	$(BIN)/shoal train trpo CartPole-v1 --steps 120000
+
+test: $(VENV)/dev debian
+	$(BIN)/python -m pytest
+
+check: lint types layers test
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev
+	$(BIN)/mypy
+
+layers: $(VENV)/dev
+	$(BIN)/lint-imports
+
+bench: $(VENV)/dev
+	$(BIN)/python bench/lanes.py
+
+debian:
+	@for tool in $(DEBIAN); do \
+	  command -v $$tool >/dev/null || { \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	      apt-get update -qq && apt-get install -y -qq $$tool; \
+	    else echo "$$tool is missing: the tests that need it are skipped (apt-get install $$tool)"; fi; }; \
+	done
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/core
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

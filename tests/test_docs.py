@@ -1,0 +1,72 @@
+"""Every command in the documentation is run, in order, as it is written there."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(page: Path) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("make ")]
+
+
+@pytest.mark.timeout(300)
+def test_readme_commands(tmp_path: Path) -> None:
+    found = commands(ROOT / "README.md")
+    assert len(found) >= 7
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    for name, words in {"python": "", "shoal": "-m shoal"}.items():
+        (binaries / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (binaries / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    for line in found:
+        done = subprocess.run(
+            shlex.split(line), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(r"`?make (\w+)`?", page.read_text()):
+            if f"make {target}" in page.read_text() and target in ("demo", "test", "check", "bench"):
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), (page, target)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_files_exist(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+    for path in re.findall(r"`((?:shoal|tests|bench|examples|docs)/[\w./]+)", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_promised_tests_exist() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for name in re.findall(r"\btest_\w{8,}", (ROOT / "README.md").read_text()):
+        assert f"def {name}(" in source or (ROOT / "tests").rglob(f"{name}.py"), name
+
+
+def test_examples_give_the_same_result_on_every_engine() -> None:
+    outputs = []
+    for engine in ("serial", "processes"):
+        command = [sys.executable, str(ROOT / "examples/policy_search.py"), "--engine", engine]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
+        outputs.append(done.stdout.splitlines()[:-1])
+    assert outputs[0] == outputs[1]
