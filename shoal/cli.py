@@ -13,6 +13,7 @@ import difflib
 import io
 import json
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -189,7 +190,7 @@ def resume(words: list[str]) -> int:
 
 def _watch(console: Console, go: Callable[[], Result]) -> int:
     """Run to the end, or to a signal; then say what there is now and what to type next."""
-    from shoal.run import Stopped, on_runs, resume_command
+    from shoal.run import Stopped, on_runs, program, resume_command
 
     try:
         result = go()
@@ -206,10 +207,11 @@ def _watch(console: Console, go: Callable[[], Result]) -> int:
         f"Return: {'no episode has ended yet' if score is None else f'{score:.1f}, mean of the last 100 episodes'}\n"
         f"Digest: {metrics['digest']}, equal for this seed on every engine and number of workers\n"
         f"Saved:  {run.path}\n"
-        f"Next:   shoal evaluate {run.name}{on_runs(run)}\n"
-        f"        {resume_command(run)} --steps {2 * steps}\n"
-        f"        tensorboard --logdir {run.path.parent}",
+        f"Next:   {program()} evaluate {run.name}{on_runs(run)}\n"
+        f"        {resume_command(run)} --steps {2 * steps}",
     )
+    if shutil.which("tensorboard"):
+        _say(console, f"        tensorboard --logdir {run.path.parent}")
     return 0
 
 

@@ -10,7 +10,9 @@ import json
 import logging
 import os
 import platform
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -368,7 +370,13 @@ class _Signals:
 
 def resume_command(run: RunDir) -> str:
     """What to type to go on with a run."""
-    return f"shoal resume {run.name}{on_runs(run)}"
+    return f"{program()} resume {run.name}{on_runs(run)}"
+
+
+def program() -> str:
+    """How to call Shoal from the shell that this was started from: it may live in a virtualenv that is not active."""
+    started_as = Path(sys.argv[0])
+    return str(started_as) if started_as.name == "shoal" and shutil.which("shoal") is None else "shoal"
 
 
 def on_runs(run: RunDir) -> str:
