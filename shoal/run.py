@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from shoal import __version__, algos, engines, learner, trees
+from shoal import __version__, algos, bounds, engines, learner, trees
 from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import fingerprint
@@ -90,24 +90,15 @@ class Settings:
         """What is wrong with the values, all of it."""
         found = engines.check(self.engine, self.workers) + check_id(self.env)
         found += check_name(self.name) if self.name is not None else []
-        for name in (
-            "steps",
-            "iterations",
-            "max_episode_steps",
-            "step_limit",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "learner_threads",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                found.append(f"{name} must be at least 1, not {value}")
-        for name in ("checkpoint_seconds", "task_timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                found.append(f"{name} must be above 0, not {value}")
-        if self.recreate_after < 0:
-            found.append(f"recreate_after must not be negative, not {self.recreate_after}")
+        found += bounds.problems(
+            self,
+            at_least_one=(
+                "steps", "iterations", "max_episode_steps", "step_limit", "checkpoint_every", "keep_checkpoints",
+                "learner_threads",
+            ),
+            above_zero=("checkpoint_seconds", "task_timeout"),
+            not_negative=("recreate_after",),
+        )  # fmt: skip
         if not 0 <= self.seed <= MAX_SEED:
             found.append(f"seed must be in 0..{MAX_SEED}, not {self.seed}")
         try:
@@ -214,7 +205,7 @@ def _drive(
         own.append(console_tracker(console, title, settings.goal))
         for tracker in own:
             stack.callback(tracker.close)
-        steps = module.train(config, settings.env_spec, engine, settings.seed, state)
+        steps = module.train(config, settings.env_spec, engine, settings.seed, settings.steps, state)
         loop = _Loop(run, settings, engine, [*own, *trackers], signals)
         return loop.drive(steps, iteration)
     raise AssertionError("unreachable")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -18,21 +17,23 @@ from shoal.rundir import RunDir
 SMALL = ["--batch-steps=256", "--lanes=2", "--width=4", "--hidden", "8", "--value-epochs=1", "--workers=2"]
 
 
-def start(*words: str, cwd: Path, **options: object) -> "subprocess.Popen[str]":
+def start(*words: str, cwd: Path, through: str | None = None) -> "subprocess.Popen[str]":
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-m", "shoal", *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=cwd, text=True, env=environment, **pipes, **options)  # type: ignore[call-overload, no-any-return]
+    first = [sys.executable] if through is None else [sys.executable, "-c", through]
+    command = [*first, "-m", "shoal", *words]
+    return subprocess.Popen(
+        command, cwd=cwd, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
-def shoal(*words: str, cwd: Path, **options: object) -> tuple[int, str, str]:
-    process = start(*words, cwd=cwd, **options)
+def shoal(*words: str, cwd: Path, through: str | None = None) -> tuple[int, str, str]:
+    process = start(*words, cwd=cwd, through=through)
     out, err = process.communicate(timeout=110)
     return process.returncode, out, err
 
 
-def train(cwd: Path, *words: str, env: str = "tests.toys:Walk-v0", **options: object) -> tuple[int, str, str]:
-    return shoal("train", "trpo", env, *SMALL, *words, cwd=cwd, **options)
+def train(cwd: Path, *words: str, env: str = "tests.toys:Walk-v0", through: str | None = None) -> tuple[int, str, str]:
+    return shoal("train", "trpo", env, *SMALL, *words, cwd=cwd, through=through)
 
 
 def test_help_is_short_and_quick(tmp_path: Path) -> None:
@@ -246,15 +247,17 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
     assert "no checkpoint of" in err
 
 
-def small_files() -> None:
-    """A disk that takes files of up to 3,000 bytes: writing more fails as it does on a full one."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000))
+# A disk that takes files of up to 3,000 bytes: writing more fails as it does on a full one.
+SMALL_FILES = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 def test_full_disk(tmp_path: Path) -> None:
     words = ["--iterations=30", "--checkpoint-every=1", "--name=mine", "--no-tensorboard"]
-    code, out, err = train(tmp_path, *words, preexec_fn=small_files)
+    code, out, err = train(tmp_path, *words, through=SMALL_FILES)
     assert code == 1
     assert "Traceback" not in err
     assert "could not be written to runs/mine" in err

@@ -15,7 +15,7 @@ from shoal.policies.policy import SavedPolicy
 from shoal.trees import Tree
 
 # name -> module; loaded only when asked for, because algorithms load JAX
-ALGOS = {"trpo": "shoal.algos.trpo"}
+ALGOS = {"ppo": "shoal.algos.ppo", "trpo": "shoal.algos.trpo"}
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,10 @@ class Algo(Protocol):
 
     Config: type[Any]
 
-    def train(self, config: Any, env: EnvSpec, engine: Engine, seed: int, state: Tree | None = None) -> Iterator[Step]:
-        """Learn for ever, from the start or from a state; whoever asks for the steps decides when to stop."""
+    def train(
+        self, config: Any, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
+    ) -> Iterator[Step]:
+        """Learn for ever, from the start or from a state; schedules end at `steps` environment steps."""
 
 
 def load(name: str) -> Algo:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from shoal import rollout, seeding
+from shoal import bounds, rollout, seeding
 from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
@@ -24,7 +24,7 @@ from shoal.errors import LearningFault
 from shoal.estimators import advantages, conjugate_gradient, explained_variance, mean, standardise
 from shoal.moments import Moments
 from shoal.policies import heads
-from shoal.policies.networks import ACTIVATIONS, MLP
+from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy, SavedPolicy
 from shoal.trees import Tree
 
@@ -77,43 +77,25 @@ class Config:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        at_least_one = (
-            "batch_steps",
-            "lanes",
-            "width",
-            "cg_iterations",
-            "fisher_stride",
-            "line_search_steps",
-            "value_batch",
-        )
-        found = [
-            f"{name} must be at least 1, not {getattr(self, name)}" for name in at_least_one if getattr(self, name) < 1
-        ]
-        found += [
-            f"{name} must be in 0..1, not {getattr(self, name)}"
-            for name in ("gamma", "lam")
-            if not 0 <= getattr(self, name) <= 1
-        ]
-        found += [
-            f"{name} must be above 0, not {getattr(self, name)}"
-            for name in ("max_kl", "value_lr")
-            if not getattr(self, name) > 0
-        ]
+        found = bounds.problems(
+            self,
+            at_least_one=(
+                "batch_steps", "lanes", "width", "hidden", "cg_iterations", "fisher_stride", "line_search_steps",
+                "value_batch",
+            ),
+            above_zero=("max_kl", "value_lr"),
+            not_negative=("cg_damping", "value_epochs"),
+            fractions=("gamma", "lam"),
+        )  # fmt: skip
         if not 0 < self.line_search_shrink < 1:
             found.append(f"line_search_shrink must be between 0 and 1, not {self.line_search_shrink}")
-        if self.cg_damping < 0:
-            found.append(f"cg_damping must not be negative, not {self.cg_damping}")
-        if self.value_epochs < 0:
-            found.append(f"value_epochs must not be negative, not {self.value_epochs}")
-        if any(size < 1 for size in self.hidden):
-            found.append(f"hidden layers must have at least 1 unit, not {self.hidden}")
-        if self.activation not in ACTIVATIONS:
-            found.append(f"activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
         return found
 
 
-def train(config: Config, env: EnvSpec, engine: Engine, seed: int, state: Tree | None = None) -> Iterator[Step]:
-    """Learn for ever, from the start or from a state; whoever asks for the steps decides when to stop."""
+def train(
+    config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
+) -> Iterator[Step]:
+    """Learn for ever, from the start or from a state. TRPO has no schedules, so `steps` does not matter."""
     spaces = engine.submit(describe, env.to_tree()).result()
     policy = Policy(
         tuple(spaces["shape"]), spaces["dtype"], heads.from_tree(spaces["head"]),

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-ACTIVATIONS = ("tanh", "relu")
-
 
 @dataclass(frozen=True)
 class MLP:

@@ -27,7 +27,7 @@ def steps(
 ) -> list[Any]:
     found = []
     with engines.make(engine, **options) as pool:
-        for step in trpo.train(config, EnvSpec(env), pool, seed):
+        for step in trpo.train(config, EnvSpec(env), pool, seed, 10**6):
             found.append(step)
             if len(found) == count:
                 return found
@@ -66,7 +66,7 @@ def test_state_resumes_exactly(batch: Any) -> None:
     config = trpo.Config(**{**vars(SMALL), "batch": batch})
     whole = steps(config, "tests.toys:Walk-v0", 5)
     with engines.make("serial") as pool:
-        resumed = trpo.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, whole[1].state())
+        resumed = trpo.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6, whole[1].state())
         for expected in whole[2:]:
             assert digest(next(resumed).state()) == digest(expected.state())
 

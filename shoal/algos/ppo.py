@@ -1,0 +1,258 @@
+"""Proximal policy optimization (Schulman et al., 2017), with generalised advantage estimates.
+
+Each iteration samples a batch with the current policy and takes several passes of minibatch gradient steps on a
+surrogate that is clipped where the policy has moved too far. Everything after sampling is one jitted call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from shoal import bounds, rollout, seeding
+from shoal.algos import Step
+from shoal.engines.base import Engine
+from shoal.envs.make import EnvSpec, describe
+from shoal.errors import LearningFault
+from shoal.estimators import advantages, explained_variance, mean, standardise
+from shoal.moments import Moments
+from shoal.policies import heads
+from shoal.policies.networks import MLP
+from shoal.policies.policy import Policy, SavedPolicy
+from shoal.trees import Tree
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of PPO."""
+
+    batch_steps: int = 2048
+    """Environment steps per iteration (at least)."""
+    batch: Literal["fragments", "episodes"] = "fragments"
+    """What a batch is made of: fixed fragments, cut anywhere, or whole episodes."""
+    lanes: int = 4
+    """Groups of environments; at most this many workers are busy. Part of the result, unlike the number of workers."""
+    width: int = 8
+    """Environments in a lane, stepped together."""
+    gamma: float = 0.99
+    """Discount per step."""
+    lam: float = 0.95
+    """Weight of longer returns in the advantage estimate."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Hidden layers of the policy and of the value function."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Hidden activation."""
+    normalise: bool = True
+    """Shift and scale observations by their running statistics."""
+    lr: float = 3e-4
+    """Adam's learning rate."""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate falls to zero at the run's last step."""
+    clip: float = 0.2
+    """How far the probability ratio may move from 1 before it stops to count."""
+    clip_schedule: Literal["constant", "linear"] = "constant"
+    """Whether the clip range falls to zero at the run's last step."""
+    value_clip: float | None = None
+    """How far a value may move from its old one before it stops to count; no limit unless told."""
+    epochs: int = 10
+    """Passes over the batch."""
+    minibatch: int = 64
+    """Samples per gradient step."""
+    entropy: float = 0.0
+    """Weight of the entropy bonus."""
+    value_weight: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Longer gradients are shortened to this."""
+    max_kl: float | None = None
+    """Leave out the rest of an update once a minibatch has moved by 1.5 times this KL divergence; never unless told."""
+
+    @property
+    def fragment_steps(self) -> int:
+        """Steps of a fragment: the batch divided over all slots."""
+        return -(-self.batch_steps // (self.lanes * self.width))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, all of it."""
+        found = bounds.problems(
+            self,
+            at_least_one=("batch_steps", "lanes", "width", "hidden", "epochs", "minibatch"),
+            above_zero=("lr", "clip", "value_clip", "max_grad_norm", "max_kl"),
+            not_negative=("entropy", "value_weight"),
+            fractions=("gamma", "lam"),
+        )
+        if self.minibatch > self.batch_steps:
+            found.append(f"minibatch ({self.minibatch}) must not be larger than batch_steps ({self.batch_steps})")
+        return found
+
+
+def train(
+    config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
+) -> Iterator[Step]:
+    """Learn for ever, from the start or from a state; schedules end at `steps` environment steps."""
+    spaces = engine.submit(describe, env.to_tree()).result()
+    policy = Policy(
+        tuple(spaces["shape"]), spaces["dtype"], heads.from_tree(spaces["head"]),
+        config.hidden, config.activation, config.normalise,
+    )  # fmt: skip
+    value = MLP((policy.inputs, *config.hidden, 1), config.activation)
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+    update = jax.jit(make_update(config, policy, value, optimizer))
+
+    state = state or {}
+    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights")))
+    critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
+    adam = optimizer.init(jnp.concatenate([params, critic]))
+    if state:
+        adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
+    moments = Moments.from_tree(state["moments"]) if state else Moments.empty(policy.inputs)
+    scores = rollout.Scores(state.get("scores"))
+    lanes = rollout.Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
+    iteration = state.get("iteration", 0)
+
+    while True:
+        iteration += 1
+        begun = time.perf_counter()
+        shift, scale = moments.normaliser()
+        weights = engine.share({"params": np.asarray(params), "mean": shift, "scale": scale})
+        if config.batch == "fragments":
+            records = lanes.fragments(weights, config.fragment_steps)
+        else:
+            records = lanes.episodes(weights, config.batch_steps)
+        sampled = time.perf_counter()
+
+        left = max(0.0, 1.0 - scores.steps / steps)
+        lr = config.lr * (left if config.lr_schedule == "linear" else 1.0)
+        clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
+        key = jax.random.key(seeding.integer(seed, "learn", iteration))
+        params, critic, adam, learning = update(
+            params, critic, adam, shift, scale, rollout.batch(records), key, np.float32(lr), np.float32(clip)
+        )
+        learning = {name: float(number) for name, number in learning.items()}
+        if not learning.pop("finite"):
+            raise LearningFault(
+                f"iteration {iteration} computed weights that are not finite ({learning}); they were not kept. "
+                f"Likely causes: rewards that are far too large, or a learning rate that is; "
+                f"try --lr {config.lr / 10:g}"
+            )
+        scores.add(records)
+        if config.normalise:
+            moments = rollout.merged_moments(moments, records)
+
+        new_shift, new_scale = moments.normaliser()
+        current = {"params": np.asarray(params), "mean": new_shift, "scale": new_scale}
+        learned = {
+            "policy": {"params": np.asarray(params)},
+            "value": {"params": np.asarray(critic)},
+            "adam": {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(adam))},
+            "moments": moments.to_tree(),
+            "scores": scores.state(),
+            "iteration": iteration,
+        }
+        ledger = lanes.state()
+        timing = {"time/sample_seconds": sampled - begun, "time/learn_seconds": time.perf_counter() - sampled}
+        rates = {"train/learning_rate": lr, "train/clip_range": clip}
+        yield Step(
+            metrics=scores.metrics() | {"time/iterations": iteration} | learning | rates | timing,
+            learned=learned,
+            state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
+            policy=SavedPolicy(policy, current, env.to_tree()),
+        )
+
+
+def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> Callable[..., Any]:
+    """The whole learning step as one function of arrays, for `jax.jit`."""
+    head = policy.head
+    policy_size = policy.network.count + head.free
+
+    def update(
+        params: Any, critic: Any, adam: Any, shift: Any, scale: Any, batch: Any, key: Any, lr: Any, clip: Any
+    ) -> Any:
+        features = policy.features(batch["observations"], shift, scale)
+        final_features = policy.features(batch["finals"], shift, scale)
+        acted, used = features[:-1], batch["weights"]
+
+        values = value(critic, features)[..., 0]
+        next_values = (
+            values[1:].reshape(-1).at[batch["finals_at"]].set(value(critic, final_features)[:, 0], mode="drop")
+        )
+        next_values = jnp.where(batch["terminated"], 0.0, next_values.reshape(used.shape))
+        estimates = advantages(batch["rewards"], values[:-1], next_values, batch["ended"], config.gamma, config.lam)
+        targets = estimates + values[:-1]
+        old_log_prob = head.log_prob(policy.out(params, acted), batch["actions"])
+
+        count = used.size
+        rows = {
+            "x": acted.reshape(count, -1),
+            "actions": batch["actions"].reshape(count, -1),
+            "estimate": estimates.reshape(count),
+            "target": targets.reshape(count),
+            "old_log_prob": old_log_prob.reshape(count),
+            "old_value": values[:-1].reshape(count),
+            "used": used.reshape(count),
+        }
+        # One flat vector for policy and value function: one optimizer step instead of many small ones.
+        both, new_adam, learning = descend(jnp.concatenate([params, critic]), adam, rows, key, lr, clip)
+        learning |= {
+            "train/explained_variance": explained_variance(values[:-1], targets, used),
+            "finite": jnp.isfinite(both).all(),
+        }
+        return both[:policy_size], both[policy_size:], new_adam, learning
+
+    def loss(both: Any, rows: Any, clip: Any) -> Any:
+        used = rows["used"]
+        out = policy.out(both[:policy_size], rows["x"])
+        log_ratio = head.log_prob(out, rows["actions"]) - rows["old_log_prob"]
+        ratio = jnp.exp(log_ratio)
+        estimate = standardise(rows["estimate"], used)
+        gain = jnp.minimum(ratio * estimate, jnp.clip(ratio, 1 - clip, 1 + clip) * estimate)
+        predicted = value(both[policy_size:], rows["x"])[:, 0]
+        if config.value_clip is not None:
+            old = rows["old_value"]
+            predicted = old + jnp.clip(predicted - old, -config.value_clip, config.value_clip)
+        value_loss = mean((predicted - rows["target"]) ** 2, used)
+        entropy = mean(head.entropy(out), used)
+        policy_loss = -mean(gain, used)
+        measures = {
+            "train/policy_gradient_loss": policy_loss,
+            "train/value_loss": value_loss,
+            "train/entropy_loss": -entropy,
+            "train/approx_kl": mean(ratio - 1 - log_ratio, used),
+            "train/clip_fraction": mean((jnp.abs(ratio - 1) > clip).astype(jnp.float32), used),
+        }
+        return policy_loss - config.entropy * entropy + config.value_weight * value_loss, measures
+
+    def descend(both: Any, adam: Any, rows: Any, key: Any, lr: Any, clip: Any) -> Any:
+        count = rows["used"].size
+        size = min(config.minibatch, count)
+
+        def step(carry: Any, piece: Any) -> Any:
+            both, adam, stopped = carry
+            (_, measures), gradient = jax.value_and_grad(loss, has_aux=True)(both, piece, clip)
+            change, new_adam = optimizer.update(gradient, adam, both)
+            if config.max_kl is not None:
+                stopped |= measures["train/approx_kl"] > 1.5 * config.max_kl
+            keep = stopped | (piece["used"].sum() == 0)  # nothing but padding has no gradient
+            new_both = jnp.where(keep, both, both - lr * change)
+            new_adam = jax.tree.map(lambda new, old: jnp.where(keep, old, new), new_adam, adam)
+            return (new_both, new_adam, stopped), measures
+
+        def epoch(carry: Any, key: Any) -> Any:
+            # Gathering the shuffled batch once and cutting it is twice as fast as gathering every minibatch.
+            order = jax.random.permutation(key, count)[: count // size * size]
+            pieces = {name: row[order].reshape(-1, size, *row.shape[1:]) for name, row in rows.items()}
+            carry, measures = jax.lax.scan(step, carry, pieces)
+            return carry, jax.tree.map(jnp.nanmean, measures)
+
+        start = (both, adam, jnp.zeros((), bool))
+        (both, adam, _), measures = jax.lax.scan(epoch, start, jax.random.split(key, config.epochs))
+        return both, adam, jax.tree.map(lambda x: x[-1], measures)
+
+    return update

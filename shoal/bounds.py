@@ -1,0 +1,31 @@
+"""Checks of settings that every dataclass of settings has: which fields must lie where, all problems at once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+
+def problems(
+    settings: Any,
+    *,
+    at_least_one: Iterable[str] = (),
+    above_zero: Iterable[str] = (),
+    not_negative: Iterable[str] = (),
+    fractions: Iterable[str] = (),
+) -> list[str]:
+    """What is wrong with the named fields, in words. A field that is None was not set, and is fine."""
+    rules = (
+        (at_least_one, lambda value: value >= 1, "at least 1"),
+        (above_zero, lambda value: value > 0, "above 0"),
+        (not_negative, lambda value: value >= 0, "0 or more"),
+        (fractions, lambda value: 0 <= value <= 1, "in 0..1"),
+    )
+    found = []
+    for names, holds, words in rules:
+        for name in names:
+            value = operator.attrgetter(name)(settings)
+            if value is not None and not all(map(holds, value if isinstance(value, tuple) else (value,))):
+                found.append(f"{name} must be {words}, not {value}")
+    return found

@@ -1,0 +1,174 @@
+"""PPO: the maths of one update, and learning where the answer is known."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from shoal import engines, learner, seeding
+from shoal.algos import ppo
+from shoal.envs.make import EnvSpec
+from shoal.errors import LearningFault
+from shoal.policies.heads import Categorical
+from shoal.policies.networks import MLP
+from shoal.policies.policy import Policy
+from shoal.trees import digest
+
+learner.start(1)
+
+SMALL = ppo.Config(batch_steps=256, lanes=2, width=4, hidden=(16,), epochs=3, minibatch=64)
+
+
+def steps(config: ppo.Config, env: str, count: int, engine: str = "serial", seed: int = 0, **options: Any) -> list[Any]:
+    found = []
+    with engines.make(engine, **options) as pool:
+        for step in ppo.train(config, EnvSpec(env), pool, seed, 10_000):
+            found.append(step)
+            if len(found) == count:
+                return found
+    raise AssertionError
+
+
+@pytest.mark.parametrize("batch", ["fragments", "episodes"])
+def test_learns_the_identity(batch: Any) -> None:
+    config = ppo.Config(batch=batch, batch_steps=512, lanes=2, width=8, hidden=(16,), lr=3e-3)
+    last = steps(config, "tests.toys:Identity-v0", 30)[-1]
+    assert last.metrics["rollout/ep_rew_mean"] > 7.5, "8 is perfect, 2 is chance"
+
+
+def test_learns_to_aim() -> None:
+    config = ppo.Config(batch_steps=512, lanes=2, width=8, hidden=(16,), lr=3e-3, gamma=0.5)
+    found = steps(config, "tests.toys:Aim-v0", 60)
+    assert found[0].metrics["rollout/ep_rew_mean"] < -8
+    assert found[-1].metrics["rollout/ep_rew_mean"] > -1.5
+
+
+def test_same_seed_same_bits_other_seed_other_bits() -> None:
+    one = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3)]
+    again = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3, "processes", workers=3)]
+    other = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3, seed=1)]
+    assert one == again
+    assert not set(one) & set(other)
+
+
+def test_state_resumes_exactly() -> None:
+    config = ppo.Config(**{**vars(SMALL), "lr_schedule": "linear", "clip_schedule": "linear"})
+    whole = steps(config, "tests.toys:Walk-v0", 5)
+    with engines.make("serial") as pool:
+        resumed = ppo.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10_000, whole[1].state())
+        for expected in whole[2:]:
+            assert digest(next(resumed).state()) == digest(expected.state())
+
+
+def test_schedules_fall_to_zero_at_the_last_step() -> None:
+    config = ppo.Config(**{**vars(SMALL), "batch_steps": 2500, "lr_schedule": "linear", "clip_schedule": "linear"})
+    found = steps(config, "tests.toys:Walk-v0", 6)
+    rates = [step.metrics["train/learning_rate"] / config.lr for step in found]
+    np.testing.assert_allclose(rates, [1.0, 0.7496, 0.4992, 0.2488, 0.0, 0.0], atol=1e-3)
+    np.testing.assert_allclose([step.metrics["train/clip_range"] / config.clip for step in found], rates)
+    assert digest(found[4].learned["policy"]) == digest(found[5].learned["policy"]), "a rate of 0 changes nothing"
+
+
+POLICY = Policy((3,), "<f4", Categorical((3,), (0,), scalar=True), (8,))
+VALUE = MLP((3, 8, 1))
+TIME, SLOTS = 8, 4
+
+
+def random_batch() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    weights = np.ones((TIME, SLOTS), np.float32)
+    weights[5:, 1] = 0
+    return {
+        "observations": rng.normal(size=(TIME + 1, SLOTS, 3)).astype(np.float32),
+        "actions": rng.integers(0, 3, (TIME, SLOTS, 1)),
+        "rewards": rng.normal(size=(TIME, SLOTS)).astype(np.float32),
+        "weights": weights,
+        "terminated": np.zeros((TIME, SLOTS), bool),
+        "ended": np.zeros((TIME, SLOTS), bool),
+        "finals": np.zeros((SLOTS, 3), np.float32),
+        "finals_at": np.full(SLOTS, TIME * SLOTS),
+    }
+
+
+def update(config: ppo.Config, clip: float = 0.2) -> tuple[Any, ...]:
+    """Parameters before and after one update, and the metrics."""
+    params, critic = POLICY.init(seeding.rng(0, "weights")) * 3, VALUE.init(seeding.rng(0, "value"), 1.0)
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+    zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
+    step = jax.jit(ppo.make_update(config, POLICY, VALUE, optimizer))
+    adam = optimizer.init(jnp.concatenate([params, critic]))
+    new, new_critic, _, metrics = step(
+        params, critic, adam, zeros, ones, random_batch(), jax.random.key(0), np.float32(config.lr), np.float32(clip)
+    )
+    return params, critic, np.asarray(new), np.asarray(new_critic), metrics
+
+
+def reference_loss(params: Any, critic: Any, config: ppo.Config) -> Any:
+    """PPO's loss on the whole batch by plain NumPy-like code, for parameters that are still the old ones."""
+    batch = random_batch()
+    old_critic = VALUE.init(seeding.rng(0, "value"), 1.0)
+    old_params = POLICY.init(seeding.rng(0, "weights")) * 3
+    values = np.asarray(VALUE(old_critic, batch["observations"]))[..., 0].astype(np.float64)
+    estimate, following = np.zeros((TIME, SLOTS)), np.zeros(SLOTS)
+    for time in reversed(range(TIME)):
+        delta = batch["rewards"][time] + config.gamma * values[time + 1] - values[time]
+        following = estimate[time] = delta + config.gamma * config.lam * following
+    used = batch["weights"].astype(bool)
+    x, actions = batch["observations"][:-1][used], batch["actions"][used]
+    chosen = estimate[used]
+    scaled = (chosen - chosen.mean()) / chosen.std()
+    targets = chosen + values[:-1][used]
+    out = POLICY.out(params, jnp.asarray(x))
+    ratio = jnp.exp(POLICY.head.log_prob(out, actions) - POLICY.head.log_prob(POLICY.out(old_params, x), actions))
+    gain = jnp.minimum(ratio * scaled, jnp.clip(ratio, 0.8, 1.2) * scaled).mean()
+    value_loss = ((VALUE(critic, jnp.asarray(x))[:, 0] - targets) ** 2).mean()
+    return -gain - config.entropy * POLICY.head.entropy(out).mean() + config.value_weight * value_loss
+
+
+def test_one_step_against_a_reference() -> None:
+    """One epoch of one minibatch is one Adam step along the clipped gradient of the whole batch."""
+    config = ppo.Config(epochs=1, minibatch=TIME * SLOTS, lr=1e-3, entropy=0.01)
+    params, critic, new, new_critic, _ = update(config)
+    gradient = jax.grad(lambda both: reference_loss(both[: len(params)], both[len(params) :], config))
+    g = np.asarray(gradient(jnp.concatenate([params, critic])), np.float64)
+    g *= min(1.0, config.max_grad_norm / np.linalg.norm(g))
+    expected = -config.lr * g / (np.abs(g) + 1e-5)  # Adam's first step
+    moved = np.concatenate([new - params, new_critic - critic])
+    clear = np.abs(g) > 1e-4  # where rounding does not decide the sign
+    np.testing.assert_allclose(moved[clear], expected[clear], rtol=2e-2, atol=1e-6)
+
+
+def test_clip_limits_how_far_the_policy_moves() -> None:
+    tight = update(ppo.Config(epochs=50, minibatch=32, lr=1e-2), clip=0.01)[-1]
+    loose = update(ppo.Config(epochs=50, minibatch=32, lr=1e-2), clip=10.0)[-1]
+    assert tight["train/approx_kl"] < loose["train/approx_kl"] / 3
+    assert tight["train/clip_fraction"] > 0.2
+    assert loose["train/clip_fraction"] == 0
+
+
+def test_kl_stop_ends_an_update_early() -> None:
+    free = update(ppo.Config(epochs=50, minibatch=32, lr=1e-2))
+    held = update(ppo.Config(epochs=50, minibatch=32, lr=1e-2, max_kl=0.005))
+    assert held[-1]["train/approx_kl"] < 0.03 < free[-1]["train/approx_kl"]
+    assert np.linalg.norm(held[2] - held[0]) < np.linalg.norm(free[2] - free[0]) / 2
+
+
+def test_value_clip_slows_the_value_function() -> None:
+    free = update(ppo.Config(epochs=50, minibatch=32, lr=1e-2))
+    held = update(ppo.Config(epochs=50, minibatch=32, lr=1e-2, value_clip=0.01))
+    assert np.linalg.norm(held[3] - held[1]) < np.linalg.norm(free[3] - free[1])
+
+
+def test_numbers_that_are_not_finite_are_not_kept() -> None:
+    config = ppo.Config(**{**vars(SMALL), "lr": 1e38})
+    with pytest.raises(LearningFault, match=r"not finite.*not kept.*--lr"):
+        steps(config, "tests.toys:Walk-v0", 3)
+
+
+def test_every_problem_is_listed() -> None:
+    config = ppo.Config(lanes=0, gamma=2.0, hidden=(0,), lr=-1, max_kl=0.0, entropy=-1, minibatch=9999)
+    assert len(config.problems()) == 7
+    assert ppo.Config().problems() == []

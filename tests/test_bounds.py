@@ -1,0 +1,28 @@
+from dataclasses import dataclass
+
+from shoal import bounds
+
+
+@dataclass
+class Some:
+    count: int = 0
+    sizes: tuple[int, ...] = (3, 0)
+    rate: float = float("nan")
+    share: float = 1.5
+    unset: int | None = None
+
+
+def test_all_problems_at_once() -> None:
+    found = bounds.problems(
+        Some(),
+        at_least_one=("count", "sizes", "unset"),
+        above_zero=("rate",),
+        not_negative=("count",),
+        fractions=("share",),
+    )
+    assert found == [
+        "count must be at least 1, not 0",
+        "sizes must be at least 1, not (3, 0)",
+        "rate must be above 0, not nan",
+        "share must be in 0..1, not 1.5",
+    ]
