@@ -64,3 +64,31 @@ def explained_variance(predicted: jax.Array, actual: jax.Array, weights: jax.Arr
     error = actual - predicted
     spread = mean((actual - mean(actual, weights)) ** 2, weights)
     return 1.0 - mean((error - mean(error, weights)) ** 2, weights) / (spread + 1e-8)
+
+
+def track_returns(statistics: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
+    """Running [mean, mean square, batches] (3,) of what the value function has to predict.
+
+    An average over the first batches, then one that forgets older batches: returns grow while a policy learns.
+    """
+    batches = statistics[2] + 1
+    rate = jnp.maximum(1 / batches, 0.1)
+    now = jnp.stack([mean(targets, weights), mean(targets**2, weights)])
+    return jnp.concatenate([statistics[:2] + rate * (now - statistics[:2]), batches[None]])
+
+
+def shift_and_scale(statistics: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and deviation of returns, for turning a network's output into a value; (0, 1) before the first batch."""
+    spread = jnp.sqrt(jnp.maximum(statistics[1] - statistics[0] ** 2, 1e-6))
+    return statistics[0], jnp.where(statistics[2] > 0, spread, 1.0)
+
+
+def keep_outputs(critic: jax.Array, width: int, old: jax.Array, new: jax.Array) -> jax.Array:
+    """Change a flat value network's last layer so that its values stay the same under new statistics (PopArt).
+
+    `width` is the last hidden layer's; the layer's weights and bias stand at the vector's end.
+    """
+    (old_shift, old_scale), (new_shift, new_scale) = shift_and_scale(old), shift_and_scale(new)
+    layer = critic[-(width + 1) :] * (old_scale / new_scale)
+    layer = layer.at[-1].add((old_shift - new_shift) / new_scale)
+    return jnp.concatenate([critic[: -(width + 1)], layer])

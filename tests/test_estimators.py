@@ -4,7 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.estimators import advantages, conjugate_gradient, explained_variance, mean, standardise
+from shoal import seeding
+from shoal.estimators import (
+    advantages,
+    conjugate_gradient,
+    explained_variance,
+    keep_outputs,
+    mean,
+    shift_and_scale,
+    standardise,
+    track_returns,
+)
+from shoal.policies.networks import MLP
 
 
 def test_advantages_by_hand() -> None:
@@ -47,3 +58,29 @@ def test_weighted_means_ignore_padding() -> None:
     np.testing.assert_allclose(standardise(values, weights), [-1, 1, 0], atol=1e-6)
     np.testing.assert_allclose(explained_variance(values, values, weights), 1.0)
     np.testing.assert_allclose(explained_variance(jnp.zeros(3), values, weights), 0.0, atol=1e-6)
+
+
+def test_values_stay_the_same_when_statistics_move() -> None:
+    network = MLP((3, 16, 1))
+    critic = jnp.asarray(network.init(seeding.rng(0, "value"), 1.0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(9, 3)), jnp.float32)
+    old, new = jnp.array([3.0, 13.0, 5.0]), jnp.array([-100.0, 10_400.0, 6.0])
+    (low, spread), (new_low, new_spread) = shift_and_scale(old), shift_and_scale(new)
+    assert (low, spread, new_low, new_spread) == (3, 2, -100, 20)
+    before = low + spread * network(critic, x)
+    after = new_low + new_spread * network(keep_outputs(critic, 16, old, new), x)
+    np.testing.assert_allclose(before, after, rtol=1e-4, atol=1e-3)
+
+
+def test_return_statistics_average_first_and_then_forget() -> None:
+    weights = jnp.array([1.0, 1.0, 0.0])
+    statistics = jnp.zeros(3)
+    assert shift_and_scale(statistics) == (0, 1)
+    statistics = track_returns(statistics, jnp.array([1.0, 3.0, 99.0]), weights)
+    np.testing.assert_allclose(statistics, [2, 5, 1])
+    np.testing.assert_allclose(shift_and_scale(statistics), [2, 1])
+    statistics = track_returns(statistics, jnp.array([5.0, 7.0, 99.0]), weights)
+    np.testing.assert_allclose(statistics, [4, 21, 2])
+    for _ in range(100):
+        statistics = track_returns(statistics, jnp.array([10.0, 12.0, 99.0]), weights)
+    np.testing.assert_allclose(shift_and_scale(statistics), [11, 1], rtol=1e-2)

@@ -21,7 +21,15 @@ from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
-from shoal.estimators import advantages, explained_variance, mean, standardise
+from shoal.estimators import (
+    advantages,
+    explained_variance,
+    keep_outputs,
+    mean,
+    shift_and_scale,
+    standardise,
+    track_returns,
+)
 from shoal.moments import Moments
 from shoal.policies import heads
 from shoal.policies.networks import MLP
@@ -60,7 +68,7 @@ class Config:
     clip_schedule: Literal["constant", "linear"] = "constant"
     """Whether the clip range falls to zero at the run's last step."""
     value_clip: float | None = None
-    """How far a value may move from its old one before it stops to count; no limit unless told."""
+    """How far a value may move, in deviations of returns, before it stops to count; no limit unless told."""
     epochs: int = 10
     """Passes over the batch."""
     minibatch: int = 64
@@ -109,6 +117,7 @@ def train(
     state = state or {}
     params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights")))
     critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
+    returns = state.get("value", {}).get("returns", np.zeros(3, np.float32))
     adam = optimizer.init(jnp.concatenate([params, critic]))
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
@@ -132,8 +141,8 @@ def train(
         lr = config.lr * (left if config.lr_schedule == "linear" else 1.0)
         clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
         key = jax.random.key(seeding.integer(seed, "learn", iteration))
-        params, critic, adam, learning = update(
-            params, critic, adam, shift, scale, rollout.batch(records), key, np.float32(lr), np.float32(clip)
+        params, critic, adam, returns, learning = update(
+            params, critic, adam, returns, shift, scale, rollout.batch(records), key, np.float32(lr), np.float32(clip)
         )
         learning = {name: float(number) for name, number in learning.items()}
         if not learning.pop("finite"):
@@ -150,7 +159,7 @@ def train(
         current = {"params": np.asarray(params), "mean": new_shift, "scale": new_scale}
         learned = {
             "policy": {"params": np.asarray(params)},
-            "value": {"params": np.asarray(critic)},
+            "value": {"params": np.asarray(critic), "returns": np.asarray(returns)},
             "adam": {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(adam))},
             "moments": moments.to_tree(),
             "scores": scores.state(),
@@ -173,19 +182,32 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
     policy_size = policy.network.count + head.free
 
     def update(
-        params: Any, critic: Any, adam: Any, shift: Any, scale: Any, batch: Any, key: Any, lr: Any, clip: Any
+        params: Any,
+        critic: Any,
+        adam: Any,
+        returns: Any,
+        shift: Any,
+        scale: Any,
+        batch: Any,
+        key: Any,
+        lr: Any,
+        clip: Any,
     ) -> Any:
         features = policy.features(batch["observations"], shift, scale)
         final_features = policy.features(batch["finals"], shift, scale)
         acted, used = features[:-1], batch["weights"]
 
-        values = value(critic, features)[..., 0]
-        next_values = (
-            values[1:].reshape(-1).at[batch["finals_at"]].set(value(critic, final_features)[:, 0], mode="drop")
-        )
+        low, spread = shift_and_scale(returns)
+        values = low + spread * value(critic, features)[..., 0]
+        final_values = low + spread * value(critic, final_features)[:, 0]
+        next_values = values[1:].reshape(-1).at[batch["finals_at"]].set(final_values, mode="drop")
         next_values = jnp.where(batch["terminated"], 0.0, next_values.reshape(used.shape))
         estimates = advantages(batch["rewards"], values[:-1], next_values, batch["ended"], config.gamma, config.lam)
         targets = estimates + values[:-1]
+        # The value network learns returns shifted and scaled to a common size, whatever the environment pays.
+        new_returns = track_returns(returns, targets, used)
+        critic = keep_outputs(critic, value.sizes[-2], returns, new_returns)
+        low, spread = shift_and_scale(new_returns)
         old_log_prob = head.log_prob(policy.out(params, acted), batch["actions"])
 
         count = used.size
@@ -193,9 +215,9 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             "x": acted.reshape(count, -1),
             "actions": batch["actions"].reshape(count, -1),
             "estimate": estimates.reshape(count),
-            "target": targets.reshape(count),
+            "target": ((targets - low) / spread).reshape(count),
             "old_log_prob": old_log_prob.reshape(count),
-            "old_value": values[:-1].reshape(count),
+            "old_value": ((values[:-1] - low) / spread).reshape(count),
             "used": used.reshape(count),
         }
         # One flat vector for policy and value function: one optimizer step instead of many small ones.
@@ -204,7 +226,7 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             "train/explained_variance": explained_variance(values[:-1], targets, used),
             "finite": jnp.isfinite(both).all(),
         }
-        return both[:policy_size], both[policy_size:], new_adam, learning
+        return both[:policy_size], both[policy_size:], new_adam, new_returns, learning
 
     def loss(both: Any, rows: Any, clip: Any) -> Any:
         used = rows["used"]

@@ -21,7 +21,16 @@ from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
-from shoal.estimators import advantages, conjugate_gradient, explained_variance, mean, standardise
+from shoal.estimators import (
+    advantages,
+    conjugate_gradient,
+    explained_variance,
+    keep_outputs,
+    mean,
+    shift_and_scale,
+    standardise,
+    track_returns,
+)
 from shoal.moments import Moments
 from shoal.policies import heads
 from shoal.policies.networks import MLP
@@ -108,6 +117,7 @@ def train(
     state = state or {}
     params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights")))
     critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
+    returns = state.get("value", {}).get("returns", np.zeros(3, np.float32))
     adam = optimizer.init(jnp.asarray(critic))
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
@@ -128,7 +138,9 @@ def train(
         sampled = time.perf_counter()
 
         key = jax.random.key(seeding.integer(seed, "learn", iteration))
-        params, critic, adam, learning = update(params, critic, adam, shift, scale, rollout.batch(records), key)
+        params, critic, adam, returns, learning = update(
+            params, critic, adam, returns, shift, scale, rollout.batch(records), key
+        )
         learning = {name: float(number) for name, number in learning.items()}
         if not learning.pop("finite"):
             raise LearningFault(
@@ -144,7 +156,7 @@ def train(
         current = {"params": np.asarray(params), "mean": new_shift, "scale": new_scale}
         learned = {
             "policy": {"params": np.asarray(params)},
-            "value": {"params": np.asarray(critic)},
+            "value": {"params": np.asarray(critic), "returns": np.asarray(returns)},
             "adam": {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(adam))},
             "moments": moments.to_tree(),
             "scores": scores.state(),
@@ -164,21 +176,25 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
     """The whole learning step as one function of arrays, for `jax.jit`."""
     head = policy.head
 
-    def update(params: Any, critic: Any, adam: Any, shift: Any, scale: Any, batch: Any, key: Any) -> Any:
+    def update(params: Any, critic: Any, adam: Any, returns: Any, shift: Any, scale: Any, batch: Any, key: Any) -> Any:
         features = policy.features(batch["observations"], shift, scale)
         final_features = policy.features(batch["finals"], shift, scale)
         acted, used = features[:-1], batch["weights"]
 
-        values = value(critic, features)[..., 0]
-        next_values = (
-            values[1:].reshape(-1).at[batch["finals_at"]].set(value(critic, final_features)[:, 0], mode="drop")
-        )
+        low, spread = shift_and_scale(returns)
+        values = low + spread * value(critic, features)[..., 0]
+        final_values = low + spread * value(critic, final_features)[:, 0]
+        next_values = values[1:].reshape(-1).at[batch["finals_at"]].set(final_values, mode="drop")
         next_values = jnp.where(batch["terminated"], 0.0, next_values.reshape(used.shape))
         estimates = advantages(batch["rewards"], values[:-1], next_values, batch["ended"], config.gamma, config.lam)
         targets = estimates + values[:-1]
+        # The value network learns returns shifted and scaled to a common size, whatever the environment pays.
+        new_returns = track_returns(returns, targets, used)
+        critic = keep_outputs(critic, value.sizes[-2], returns, new_returns)
+        low, spread = shift_and_scale(new_returns)
 
         new_params, learning = policy_step(params, acted, batch["actions"], standardise(estimates, used), used)
-        new_critic, new_adam, value_loss = value_fit(critic, adam, acted, targets, used, key)
+        new_critic, new_adam, value_loss = value_fit(critic, adam, acted, (targets - low) / spread, used, key)
 
         finite = jnp.isfinite(new_params).all() & jnp.isfinite(new_critic).all()
         learning |= {
@@ -186,7 +202,7 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             "train/explained_variance": explained_variance(values[:-1], targets, used),
             "finite": finite,
         }
-        return new_params, new_critic, new_adam, learning
+        return new_params, new_critic, new_adam, new_returns, learning
 
     def policy_step(params: Any, x: Any, actions: Any, estimates: Any, used: Any) -> Any:
         old = policy.out(params, x)

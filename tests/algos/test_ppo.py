@@ -100,31 +100,39 @@ def update(config: ppo.Config, clip: float = 0.2) -> tuple[Any, ...]:
     zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
     step = jax.jit(ppo.make_update(config, POLICY, VALUE, optimizer))
     adam = optimizer.init(jnp.concatenate([params, critic]))
-    new, new_critic, _, metrics = step(
-        params, critic, adam, zeros, ones, random_batch(), jax.random.key(0), np.float32(config.lr), np.float32(clip)
+    returns = jnp.zeros(3)
+    rates = np.float32(config.lr), np.float32(clip)
+    new, new_critic, *_, metrics = step(
+        params, critic, adam, returns, zeros, ones, random_batch(), jax.random.key(0), *rates
     )
     return params, critic, np.asarray(new), np.asarray(new_critic), metrics
 
 
-def reference_loss(params: Any, critic: Any, config: ppo.Config) -> Any:
-    """PPO's loss on the whole batch by plain NumPy-like code, for parameters that are still the old ones."""
+def reference_targets(config: ppo.Config) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and value targets of the steps that were taken, by a plain loop."""
     batch = random_batch()
-    old_critic = VALUE.init(seeding.rng(0, "value"), 1.0)
-    old_params = POLICY.init(seeding.rng(0, "weights")) * 3
-    values = np.asarray(VALUE(old_critic, batch["observations"]))[..., 0].astype(np.float64)
+    values = np.asarray(VALUE(VALUE.init(seeding.rng(0, "value"), 1.0), batch["observations"]))[..., 0]
     estimate, following = np.zeros((TIME, SLOTS)), np.zeros(SLOTS)
     for time in reversed(range(TIME)):
         delta = batch["rewards"][time] + config.gamma * values[time + 1] - values[time]
         following = estimate[time] = delta + config.gamma * config.lam * following
     used = batch["weights"].astype(bool)
+    return estimate[used], (estimate + values[:-1])[used]
+
+
+def reference_loss(params: Any, critic: Any, config: ppo.Config) -> Any:
+    """PPO's loss on the whole batch, for parameters that are still the old ones."""
+    batch = random_batch()
+    used = batch["weights"].astype(bool)
     x, actions = batch["observations"][:-1][used], batch["actions"][used]
-    chosen = estimate[used]
-    scaled = (chosen - chosen.mean()) / chosen.std()
-    targets = chosen + values[:-1][used]
+    old_params = POLICY.init(seeding.rng(0, "weights")) * 3
+    estimate, targets = reference_targets(config)
+    scaled = (estimate - estimate.mean()) / estimate.std()
     out = POLICY.out(params, jnp.asarray(x))
     ratio = jnp.exp(POLICY.head.log_prob(out, actions) - POLICY.head.log_prob(POLICY.out(old_params, x), actions))
     gain = jnp.minimum(ratio * scaled, jnp.clip(ratio, 0.8, 1.2) * scaled).mean()
-    value_loss = ((VALUE(critic, jnp.asarray(x))[:, 0] - targets) ** 2).mean()
+    normal = (targets - targets.mean()) / targets.std()
+    value_loss = ((VALUE(critic, jnp.asarray(x))[:, 0] - normal) ** 2).mean()
     return -gain - config.entropy * POLICY.head.entropy(out).mean() + config.value_weight * value_loss
 
 
@@ -132,6 +140,10 @@ def test_one_step_against_a_reference() -> None:
     """One epoch of one minibatch is one Adam step along the clipped gradient of the whole batch."""
     config = ppo.Config(epochs=1, minibatch=TIME * SLOTS, lr=1e-3, entropy=0.01)
     params, critic, new, new_critic, _ = update(config)
+    _, targets = reference_targets(config)
+    critic = critic.copy()
+    critic[-9:] /= targets.std()  # the last layer, so that values stay what they were
+    critic[-1] -= targets.mean() / targets.std()
     gradient = jax.grad(lambda both: reference_loss(both[: len(params)], both[len(params) :], config))
     g = np.asarray(gradient(jnp.concatenate([params, critic])), np.float64)
     g *= min(1.0, config.max_grad_norm / np.linalg.norm(g))

@@ -98,9 +98,8 @@ def one_update(config: trpo.Config, head: Any, batch_seed: int = 0) -> tuple[Any
     optimizer = optax.adam(config.value_lr)
     update = jax.jit(trpo.make_update(config, policy, value, optimizer))
     zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
-    new, *_, metrics = update(
-        params, critic, optimizer.init(jnp.asarray(critic)), zeros, ones, batch, jax.random.key(0)
-    )
+    adam, returns = optimizer.init(jnp.asarray(critic)), jnp.zeros(3)
+    new, *_, metrics = update(params, critic, adam, returns, zeros, ones, batch, jax.random.key(0))
     return policy, params, np.asarray(new), batch, metrics
 
 
