@@ -9,7 +9,7 @@ DEBIAN := strace
 .PHONY: demo test check lint types layers bench clean debian
 
 demo: $(VENV)/core
-	$(BIN)/shoal train trpo CartPole-v1 --steps 120000
+	$(BIN)/shoal train trpo CartPole-v1
 
 test: $(VENV)/dev debian
 	$(BIN)/python -m pytest

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import tyro
 from rich.console import Console
 
-from shoal import __version__
+from shoal import __version__, presets
 from shoal.errors import ShoalError, UsageError, problem_list
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal resume trpo-CartPole-v1-0001               go on with a run
   shoal evaluate trpo-CartPole-v1-0001             play episodes with its policy
   shoal runs                                       list runs
+  shoal presets                                    settings that are known to learn
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit
   shoal doctor                                     what works on this machine
@@ -84,12 +85,15 @@ def _dispatch(words: list[str]) -> int:
     return command(words[1:])
 
 
-def _parse(kind: type[T], words: list[str], command: str, description: str | None = None) -> T:
+def _parse(
+    kind: type[T], words: list[str], command: str, description: str | None = None, default: T | None = None
+) -> T:
     return tyro.cli(
         kind,
         args=words,
         prog=f"shoal {command}",
         description=description,
+        default=tyro.MISSING_NONPROP if default is None else default,
         config=(tyro.conf.OmitArgPrefixes,),
     )
 
@@ -134,7 +138,24 @@ def _algorithm(command: str, words: list[str], extra: type[Any] | None = None) -
         fields.append(("extra", extra))
     both = dataclasses.make_dataclass("Both", fields, frozen=True)
     description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 --seed 1"
-    return name, _parse(both, _env_first(words[1:]), f"{command} {name}", description)
+    rest = _env_first(words[1:])
+    default = None
+    if NO_PRESET in rest:
+        rest.remove(NO_PRESET)
+    elif rest and (preset := presets.find(name, rest[0])):
+        print(f"Using the preset {rest[0]} of {name} (to see it: shoal presets {name}; without it: {NO_PRESET})")
+        rest[0] = preset["env"]
+        default = both(*[_fill(kind, preset) for _, kind in fields])
+    return name, _parse(both, rest, f"{command} {name}", description, default)
+
+
+NO_PRESET = "--no-preset"
+
+
+def _fill(kind: type[Any], preset: dict[str, Any]) -> Any:
+    """A dataclass with those values of a preset that are its fields."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in preset.items() if key in names})
 
 
 def _env_first(words: list[str]) -> list[str]:
@@ -365,6 +386,31 @@ def _row(run: RunDir) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Presets:
+    """List the presets: settings that `shoal train` uses for an environment unless told otherwise."""
+
+    algo: tyro.conf.Positional[str | None] = None
+    """Show the settings of this algorithm's presets."""
+
+
+def show_presets(words: list[str]) -> int:
+    """List or show presets."""
+    wanted = _parse(Presets, words, "presets")
+    from shoal import algos
+
+    console = _console()
+    if wanted.algo is None:
+        for algo in algos.ALGOS:
+            _say(console, f"{algo}: {', '.join(presets.presets(algo)) or 'none'}")
+        return 0
+    algos.load(wanted.algo)
+    for name, settings in presets.presets(wanted.algo).items():
+        values = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.items())
+        _say(console, f"shoal train {wanted.algo} {name}\n  {values}")
+    return 0
+
+
+@dataclass(frozen=True)
 class Doctor:
     """Try every engine and optional package on this machine, and say what to install for those that do not work."""
 
@@ -387,6 +433,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": resume,
     "evaluate": evaluate,
     "runs": runs,
+    "presets": show_presets,
     "verify": verify,
     "doctor": doctor,
 }
