@@ -42,6 +42,7 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal evaluate trpo-CartPole-v1-0001             play episodes with its policy
   shoal runs                                       list runs
   shoal presets                                    settings that are known to learn
+  shoal check-env CartPole-v1                      does an environment keep the rules?
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit
   shoal doctor                                     what works on this machine
@@ -386,6 +387,40 @@ def _row(run: RunDir) -> list[str]:
 
 
 @dataclass(frozen=True)
+class CheckEnv:
+    """Try whether an environment keeps the rules that equal results rest on, how fast it is and whether it leaks."""
+
+    env: tyro.conf.Positional[str]
+    """Environment: a Gymnasium id, or module:Env-v0 to import the module first."""
+    env_kwargs: str = "{}"
+    """Keyword arguments for the environment, as JSON."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after this many steps."""
+    seconds: float = 3.0
+    """How long to measure speed and memory."""
+
+
+def check_env(words: list[str]) -> int:
+    """Check an environment."""
+    wanted = _parse(CheckEnv, words, "check-env")
+    from shoal.envs.check import check
+    from shoal.run import Settings
+
+    settings = Settings(wanted.env, env_kwargs=wanted.env_kwargs, max_episode_steps=wanted.max_episode_steps)
+    problems = settings.problems()
+    if problems:
+        raise UsageError(problems)
+    console = _console()
+    failed = 0
+    for verdict in check(settings.env_spec, wanted.seconds):
+        failed += verdict.works is False
+        sign = {True: "ok  ", False: "FAIL", None: "    "}[verdict.works]
+        _say(console, f"{sign} {verdict.what:30} {verdict.detail}")
+    _say(console, f"{failed} of Shoal's promises do not hold for it" if failed else "It keeps every rule")
+    return 1 if failed else 0
+
+
+@dataclass(frozen=True)
 class Presets:
     """List the presets: settings that `shoal train` uses for an environment unless told otherwise."""
 
@@ -433,6 +468,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": resume,
     "evaluate": evaluate,
     "runs": runs,
+    "check-env": check_env,
     "presets": show_presets,
     "verify": verify,
     "doctor": doctor,

@@ -130,5 +130,45 @@ class Careless(Walk):
         return observation, reward + os.urandom(1)[0], terminated, truncated, info
 
 
-for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, "Trouble": Trouble, "Careless": Careless}.items():
+class Sticky(Walk):
+    """Something survives `reset`."""
+
+    episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.episodes += 1
+        observation, info = super().reset(seed=seed)
+        return observation + np.float32(self.episodes), info
+
+
+class Leaky(Walk):
+    """Keeps a little of every episode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[np.ndarray] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.kept.append(np.ones(5_000))
+        return super().reset(seed=seed)
+
+
+class Liar(Walk):
+    """Its observations are not what its space says."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        return observation.astype(np.float64), info
+
+
+class Local(Walk):
+    """Depends on the process that it runs in."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=None if seed is None else seed + os.getpid())
+
+
+misbehaving = {"Careless": Careless, "Sticky": Sticky, "Leaky": Leaky, "Liar": Liar, "Local": Local, "Trouble": Trouble}
+
+for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, **misbehaving}.items():
     gymnasium.register(f"{name}-v0", entry_point=entry)
