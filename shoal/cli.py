@@ -227,6 +227,7 @@ def _watch(console: Console, go: Callable[[], Result]) -> int:
         console,
         f"Done:   {steps:,} steps in {result.seconds:.1f} s ({speed:,.0f} steps/s, workers idle {idle:.0%})\n"
         f"Return: {'no episode has ended yet' if score is None else f'{score:.1f}, mean of the last 100 episodes'}\n"
+        f"Limit:  {result.advice}\n"
         f"Digest: {metrics['digest']}, equal for this seed on every engine and number of workers\n"
         f"Saved:  {run.path}\n"
         f"Next:   {program()} evaluate {run.name}{on_runs(run)}\n"

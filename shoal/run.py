@@ -25,9 +25,11 @@ import tyro
 from rich.console import Console
 
 from shoal import __version__, algos, bounds, engines, learner, trees
+from shoal.advice import Usage
 from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import fingerprint
+from shoal.engines.processes import available_cores
 from shoal.envs.make import EnvSpec, check_id
 from shoal.errors import DiskFault, UsageError
 from shoal.rundir import RunDir, check_name
@@ -133,6 +135,8 @@ class Result:
     iteration: int
     metrics: dict[str, Any]
     seconds: float
+    advice: str
+    """What limited the run, and whether more workers would help."""
 
 
 class Stopped(BaseException):
@@ -206,7 +210,8 @@ def _drive(
         for tracker in own:
             stack.callback(tracker.close)
         steps = module.train(config, settings.env_spec, engine, settings.seed, settings.steps, state)
-        loop = _Loop(run, settings, engine, [*own, *trackers], signals)
+        usage = Usage(engine.workers, config.lanes, available_cores())
+        loop = _Loop(run, settings, engine, [*own, *trackers], signals, usage)
         return loop.drive(steps, iteration)
     raise AssertionError("unreachable")
 
@@ -215,15 +220,16 @@ class _Loop:
     """One sitting of a run: from here to the goal, an error or a signal."""
 
     def __init__(
-        self, run: RunDir, settings: Settings, engine: Engine, trackers: Sequence[Tracker], signals: _Signals
+        self,
+        run: RunDir,
+        settings: Settings,
+        engine: Engine,
+        trackers: Sequence[Tracker],
+        signals: _Signals,
+        usage: Usage,
     ) -> None:
-        self.run, self.settings, self.engine, self.trackers, self.signals = (
-            run,
-            settings,
-            engine,
-            trackers,
-            signals,
-        )
+        self.run, self.settings, self.engine = run, settings, engine
+        self.trackers, self.signals, self.usage = trackers, signals, usage
         self.begun = self.saved_at = self.marked_at = time.monotonic()
         lines = run.metrics()
         self.steps_before = lines[-1]["time/total_timesteps"] if lines else 0
@@ -247,7 +253,8 @@ class _Loop:
                     if done or self._due(iteration):
                         self._save()
                 if done:
-                    return Result(self.run, iteration, metrics, time.monotonic() - self.begun)
+                    seconds = time.monotonic() - self.begun
+                    return Result(self.run, iteration, metrics, seconds, self.usage.advice())
         except DiskFault:
             raise
         except BaseException as error:
@@ -263,14 +270,18 @@ class _Loop:
         now, telemetry = time.monotonic(), self.engine.telemetry()
         steps = step.metrics["time/total_timesteps"] - self.steps_before
         wall = max(now - self.marked_at, 1e-9)
-        idle = 1.0 - (telemetry.busy_seconds - self.busy_before) / (wall * self.engine.workers)
+        busy = telemetry.busy_seconds - self.busy_before
+        idle = 1.0 - busy / (wall * self.engine.workers)
         self.marked_at, self.busy_before = now, telemetry.busy_seconds
+        if self.last is not None:  # the first iteration starts workers and compiles
+            self.usage.add(step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"], busy)
         parts = trees.digests(step.learned)
         return step.metrics | {
             "time/fps": steps / max(now - self.begun, 1e-9),
             "time/time_elapsed": now - self.begun,
             "time/idle_share": min(max(idle, 0.0), 1.0),
             "time/lost_workers": telemetry.lost_workers,
+            "time/limited_by": self.usage.limit(),
             "digest": trees.digest(parts),
             "digests": parts,
         }

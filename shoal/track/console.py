@@ -36,7 +36,7 @@ def describe(iteration: int, metrics: dict[str, Any]) -> str:
     if "rollout/ep_rew_mean" in metrics:
         parts.append(f"return {metrics['rollout/ep_rew_mean']:.1f}")
     parts.append(f"{metrics['time/fps']:,.0f} steps/s")
-    parts.append(f"workers idle {metrics['time/idle_share']:.0%}")
+    parts.append(f"workers idle {metrics['time/idle_share']:.0%} (limit: {metrics['time/limited_by']})")
     return ", ".join(parts)
 
 

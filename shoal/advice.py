@@ -1,0 +1,75 @@
+"""What limits a run, and would more workers help? From telemetry, not from guesses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Usage:
+    """Where the time of a run went so far."""
+
+    workers: int
+    lanes: int
+    cores: int
+    sampling: float = 0.0
+    """Seconds in which the head waited for samples."""
+    learning: float = 0.0
+    """Seconds in which the head learned, and workers waited."""
+    busy: float = 0.0
+    """Seconds that workers spent in tasks, all together."""
+
+    def add(self, sampling: float, learning: float, busy: float) -> None:
+        """Count one iteration."""
+        self.sampling += sampling
+        self.learning += learning
+        self.busy += busy
+
+    @property
+    def useful(self) -> int:
+        """How many workers can be at work at once: no more than lanes, nor than cores."""
+        return min(self.lanes, self.cores)
+
+    @property
+    def learner_share(self) -> float:
+        """Share of the time that goes into learning."""
+        return self.learning / max(self.sampling + self.learning, 1e-9)
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the sampling time in which those workers that have a lane are busy."""
+        return min(self.busy / max(self.sampling * min(self.workers, self.lanes), 1e-9), 1.0)
+
+    def limit(self) -> str:
+        """What the run waits for most: learner, environment, lanes, cores or engine."""
+        if self.workers > self.cores:
+            return "cores"
+        if self.learner_share > 0.5:
+            return "learner"
+        if self.busy_share < 0.6:
+            return "engine"
+        return "lanes" if self.workers >= self.lanes else "environment"
+
+    def advice(self) -> str:
+        """What limits the run and what to do about it, with the numbers that show it."""
+        facts = (
+            f"{self.learner_share:.0%} of the time is learning; while sampling, workers are busy {self.busy_share:.0%}"
+        )
+        limit = self.limit()
+        if limit == "learner":
+            words = f"the learner. More workers would save at most {1 - self.learner_share:.0%} of the time"
+        elif limit == "cores":
+            words = f"cores: {self.workers} workers share {self.cores} and get in each other's way. "
+            words += f"Use --workers {self.useful}"
+        elif limit == "engine":
+            fewer = max(1, round(self.workers * self.busy_share))
+            hint = f"--workers {fewer} would do as well, or" if fewer < self.workers else "try"
+            words = f"waiting between tasks, which are short or uneven; {hint} larger batches"
+        elif limit == "lanes":
+            words = f"lanes: {self.lanes} of them keep at most {self.lanes} workers busy. More lanes change the result"
+        elif self.useful > self.workers:
+            saved = (1 - self.learner_share) * (1 - self.workers / self.useful)
+            words = f"the environment. --workers {self.useful} would save about {saved:.0%} of the time"
+        else:
+            words = f"the environment, on all {self.cores} cores of this machine"
+        return f"{words} ({facts})"

@@ -1,0 +1,33 @@
+import pytest
+
+from shoal.advice import Usage
+
+
+def usage(workers: int, lanes: int, cores: int, sampling: float, learning: float, busy_share: float) -> Usage:
+    found = Usage(workers, lanes, cores)
+    for _ in range(4):
+        found.add(sampling / 4, learning / 4, busy_share * sampling / 4 * min(workers, lanes))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "limit", "words"),
+    [
+        (usage(2, 8, 2, 1, 3, 0.9), "learner", "More workers would save at most 25%"),
+        (usage(2, 8, 8, 9, 1, 0.9), "environment", "--workers 8 would save about 68%"),
+        (usage(2, 8, 2, 9, 1, 0.9), "environment", "on all 2 cores"),
+        (usage(4, 4, 8, 9, 1, 0.9), "lanes", "4 of them keep at most 4 workers busy"),
+        (usage(6, 8, 2, 9, 1, 0.3), "cores", "6 workers share 2.*Use --workers 2"),
+        (usage(4, 8, 8, 9, 1, 0.3), "engine", "--workers 1 would do as well, or larger batches"),
+    ],
+)
+def test_what_limits_and_what_to_do(case: Usage, limit: str, words: str) -> None:
+    import re
+
+    assert case.limit() == limit
+    assert re.search(words, case.advice())
+    assert "while sampling, workers are busy" in case.advice(), "the numbers that show it"
+
+
+def test_nothing_measured_yet() -> None:
+    assert Usage(2, 8, 2).advice()
