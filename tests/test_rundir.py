@@ -160,6 +160,19 @@ def test_a_fault_at_any_step_of_saving_leaves_a_loadable_run(run: RunDir, call: 
         SavedPolicy.load(run.policy_file)
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed: apt-get install strace")
+def test_everything_is_synced_before_and_after_it_gets_its_name(run: RunDir) -> None:
+    """What power loss would need: files and their folder on disk before the rename, the rename before going on."""
+    run.save(1, STATE | {"iteration": 1}, policy(), keep=1)
+    calls = [
+        line.split("(")[0].split()[-1]
+        for line in traced(run).stderr.splitlines()
+        if "fsync(" in line or "rename(" in line
+    ]
+    assert calls[:5] == ["fsync", "fsync", "fsync", "rename", "fsync"], "two files, their folder, its name, its parent"
+    assert calls[5:8] == ["fsync", "rename", "fsync"], "the policy file"
+
+
 def test_config_that_cannot_be_read(run: RunDir) -> None:
     run.config_file.write_text("{")
     with pytest.raises(CheckpointFault, match=r"config\.json cannot be read"):

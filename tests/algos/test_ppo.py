@@ -81,15 +81,19 @@ def random_batch() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     weights = np.ones((TIME, SLOTS), np.float32)
     weights[5:, 1] = 0
+    finals_at = np.full(SLOTS, TIME * SLOTS)
+    finals_at[0] = 4 * SLOTS + 2
+    terminated, ended = np.zeros((TIME, SLOTS), bool), np.zeros((TIME, SLOTS), bool)
+    terminated[3, 0] = ended[3, 0] = ended[4, 2] = True  # slot 2 is truncated at time 4
     return {
         "observations": rng.normal(size=(TIME + 1, SLOTS, 3)).astype(np.float32),
         "actions": rng.integers(0, 3, (TIME, SLOTS, 1)),
         "rewards": rng.normal(size=(TIME, SLOTS)).astype(np.float32),
         "weights": weights,
-        "terminated": np.zeros((TIME, SLOTS), bool),
-        "ended": np.zeros((TIME, SLOTS), bool),
-        "finals": np.zeros((SLOTS, 3), np.float32),
-        "finals_at": np.full(SLOTS, TIME * SLOTS),
+        "terminated": terminated,
+        "ended": ended,
+        "finals": rng.normal(size=(SLOTS, 3)).astype(np.float32) * 5,
+        "finals_at": finals_at,
     }
 
 
@@ -111,10 +115,15 @@ def update(config: ppo.Config, clip: float = 0.2) -> tuple[Any, ...]:
 def reference_targets(config: ppo.Config) -> tuple[np.ndarray, np.ndarray]:
     """Advantages and value targets of the steps that were taken, by a plain loop."""
     batch = random_batch()
-    values = np.asarray(VALUE(VALUE.init(seeding.rng(0, "value"), 1.0), batch["observations"]))[..., 0]
+    critic = VALUE.init(seeding.rng(0, "value"), 1.0)
+    values = np.asarray(VALUE(critic, batch["observations"]))[..., 0]
+    following_values = values[1:].copy()
+    following_values[3, 0] = 0.0  # terminated: nothing follows
+    following_values[4, 2] = VALUE(critic, batch["finals"][:1])[0, 0]  # truncated: what would have followed
     estimate, following = np.zeros((TIME, SLOTS)), np.zeros(SLOTS)
     for time in reversed(range(TIME)):
-        delta = batch["rewards"][time] + config.gamma * values[time + 1] - values[time]
+        delta = batch["rewards"][time] + config.gamma * following_values[time] - values[time]
+        following = np.where(batch["ended"][time], 0.0, following)
         following = estimate[time] = delta + config.gamma * config.lam * following
     used = batch["weights"].astype(bool)
     return estimate[used], (estimate + values[:-1])[used]

@@ -83,15 +83,19 @@ def one_update(config: trpo.Config, head: Any, batch_seed: int = 0) -> tuple[Any
         actions = rng.normal(size=(time, slots, 2)).astype(np.float32)
     weights = np.ones((time, slots), np.float32)
     weights[20:, 1] = 0
+    finals_at = np.full(slots, time * slots)
+    finals_at[0] = 4 * slots + 2
+    terminated, ended = np.zeros((time, slots), bool), np.zeros((time, slots), bool)
+    terminated[3, 0] = ended[3, 0] = ended[4, 2] = True  # slot 2 is truncated at time 4
     batch = {
         "observations": rng.normal(size=(time + 1, slots, 3)).astype(np.float32),
         "actions": actions,
         "rewards": rng.normal(size=(time, slots)).astype(np.float32),
         "weights": weights,
-        "terminated": np.zeros((time, slots), bool),
-        "ended": np.zeros((time, slots), bool),
-        "finals": np.zeros((slots, 3), np.float32),
-        "finals_at": np.full(slots, time * slots),
+        "terminated": terminated,
+        "ended": ended,
+        "finals": rng.normal(size=(slots, 3)).astype(np.float32) * 5,
+        "finals_at": finals_at,
     }
     params = policy.init(seeding.rng(0, "weights")) * 3
     critic = value.init(seeding.rng(0, "value"), 1.0)
@@ -145,9 +149,13 @@ def _gradient(policy: Policy, params: Any, batch: Any, config: trpo.Config) -> n
     value = MLP((3, 8, 1))
     critic = value.init(seeding.rng(0, "value"), 1.0)
     values = np.asarray(value(critic, batch["observations"]))[..., 0].astype(np.float64)
+    following_values = values[1:].copy()
+    following_values[3, 0] = 0.0  # terminated: nothing follows
+    following_values[4, 2] = value(critic, batch["finals"][:1])[0, 0]  # truncated: what would have followed
     estimate, following = np.zeros((32, 4)), np.zeros(4)
     for time in reversed(range(32)):
-        delta = batch["rewards"][time] + config.gamma * values[time + 1] - values[time]
+        delta = batch["rewards"][time] + config.gamma * following_values[time] - values[time]
+        following = np.where(batch["ended"][time], 0.0, following)
         following = estimate[time] = delta + config.gamma * config.lam * following
     used = batch["weights"]
     centred = (estimate - (estimate * used).sum() / used.sum()) * used
@@ -158,6 +166,14 @@ def _gradient(policy: Policy, params: Any, batch: Any, config: trpo.Config) -> n
         return (log_prob * scaled).sum() / used.sum()
 
     return np.asarray(jax.grad(objective)(jnp.asarray(params)))
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["categorical", "gaussian"])
+def test_line_search_shortens_steps_that_leave_the_region(head: Any) -> None:
+    """A region so large that the quadratic model misjudges it."""
+    metrics = one_update(trpo.Config(max_kl=0.5, cg_damping=0.001, cg_iterations=30, value_epochs=0), head)[-1]
+    assert 0 < metrics["train/step_fraction"] < 1
+    assert 0.1 < metrics["train/kl_divergence_loss"] <= 0.5
 
 
 def test_fisher_subsampling_changes_little() -> None:
