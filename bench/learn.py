@@ -64,7 +64,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", default="trpo")
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--steps", type=int, default=120_000)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--svg", type=Path, default=None)
     wanted = parser.parse_args()
@@ -72,9 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(wanted.seeds):
             place = ["--runs", folder]
-            shoal(
-                "train", wanted.algo, wanted.env, f"--steps={wanted.steps}", f"--seed={seed}", f"--name=s{seed}", *place
-            )
+            shoal("train", wanted.algo, wanted.env, f"--seed={seed}", f"--name=s{seed}", *place)
             result: dict[str, Any] = json.loads(shoal("evaluate", f"s{seed}", "--json", *place))
             lines = RunDir(Path(folder) / f"s{seed}").metrics()
             curves.append([(line["time/total_timesteps"], line.get("rollout/ep_rew_mean", 0.0)) for line in lines])

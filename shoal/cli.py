@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 # One BLAS thread also in this process, before anything loads NumPy: the serial engine runs lanes here.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
 import dataclasses
 import difflib
@@ -25,7 +24,7 @@ import tyro
 from rich.console import Console
 
 from shoal import __version__, presets
-from shoal.errors import ShoalError, UsageError, problem_list
+from shoal.errors import CheckpointFault, ShoalError, Stopped, UsageError, problem_list
 
 if TYPE_CHECKING:
     from shoal.run import Result
@@ -56,8 +55,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # also into a file or a pipe: long commands are watched there
+    # Where the command is typed is where `module:Env-v0` is looked for; last, so that it shadows nothing.
+    sys.path.append(str(Path.cwd()))
     try:
         sys.exit(_dispatch(words))
+    except Stopped as stop:
+        sys.exit(128 + stop.number)
     except ShoalError as error:
         for problem in problem_list(error):
             print(f"error: {problem}", file=sys.stderr)
@@ -161,10 +164,11 @@ def _fill(kind: type[Any], preset: dict[str, Any]) -> Any:
 
 def _env_first(words: list[str]) -> list[str]:
     """`--env NAME` and `--env-id NAME`, as other libraries spell it, mean the positional argument."""
-    for flag in ("--env", "--env-id"):
-        if flag in words[:-1]:
-            at = words.index(flag)
-            return [words[at + 1], *words[:at], *words[at + 2 :]]
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--env", "--env-id"):
+            after = words[at + 1 :]
+            return [value, *words[:at], *after] if equals else [*after[:1], *words[:at], *after[1:]]
     return words
 
 
@@ -212,7 +216,7 @@ def resume(words: list[str]) -> int:
 
 def _watch(console: Console, go: Callable[[], Result]) -> int:
     """Run to the end, or to a signal; then say what there is now and what to type next."""
-    from shoal.run import Stopped, on_runs, program, resume_command
+    from shoal.run import on_runs, program, resume_command
 
     try:
         result = go()
@@ -221,6 +225,10 @@ def _watch(console: Console, go: Callable[[], Result]) -> int:
             _say(console, f"{stop}: {note}")
         return 128 + stop.number
     metrics, run = result.metrics, result.run
+    if result.seconds == 0:
+        again = f"{resume_command(run)} --steps {2 * metrics['time/total_timesteps']}"
+        _say(console, f"{run.name} has reached its goal already. To go on, type: {again}")
+        return 0
     score = metrics.get("rollout/ep_rew_mean")
     steps, speed, idle = metrics["time/total_timesteps"], metrics["time/fps"], metrics["time/idle_share"]
     _say(
@@ -370,7 +378,10 @@ def runs(words: list[str]) -> int:
 def _row(run: RunDir) -> list[str]:
     from shoal.run import Settings
 
-    record, lines = run.config(), run.metrics()
+    try:
+        record, lines = run.config(), run.metrics()
+    except (CheckpointFault, OSError) as error:
+        return [run.name, *[""] * 6, f"unreadable: {error}"]
     settings = Settings(**record["settings"])
     last = lines[-1] if lines else {"iteration": 0, "time/total_timesteps": 0}
     finished = settings.goal.reached(last["iteration"], last) >= 1

@@ -19,11 +19,21 @@ command line ends with: 2 for what the caller can mend (settings, environment, f
         ├── NoWorkers         nobody was there to run it
         ├── WorkerRefused     a worker's versions or arithmetic differ from the head's
         └── EngineClosed      the engine was closed first
+    Stopped                   not an error: SIGINT or SIGTERM
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end. Not an Exception, so that nothing on the way takes it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 class ShoalError(Exception):

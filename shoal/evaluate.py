@@ -12,6 +12,7 @@ from shoal.errors import UsageError
 from shoal.lanes import episodes
 from shoal.policies.policy import SavedPolicy
 from shoal.rundir import RunDir
+from shoal.seeding import MAX_SEED
 
 LANES, WIDTH = 8, 8  # part of the result, as everywhere
 
@@ -32,6 +33,8 @@ def evaluate(
     problems = engines.check(engine, workers)
     if count < 1:
         problems.append(f"episodes must be at least 1, not {count}")
+    if not 0 <= seed <= MAX_SEED:
+        problems.append(f"seed must be in 0..{MAX_SEED}, not {seed}")
     if problems:
         raise UsageError(problems)
     path = Path(run) if run.endswith(".safetensors") else RunDir.find(root, run).policy_file

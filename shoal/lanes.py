@@ -43,10 +43,10 @@ def fragment(place: Tree, policy: Tree, weights: Tree, steps: int, ledger: Tree 
     _live.move_to_end(place["token"])
     position, lane = held.pop(place["lane"], (None, None))
     if lane is None or position != place["fragment"]:
-        if ledger is None:
-            return None
         if lane is not None:
             lane.close()
+        if ledger is None:
+            return None
         lane = Lane(place)
         lane.rebuild(ledger, parsed)
     rng = seeding.rng(place["seed"], place["purpose"] + "-act", place["lane"], place["fragment"])
@@ -115,11 +115,17 @@ class Lane:
         for slot in range(self.width):
             entry = ledger[str(slot)]
             self.begin(slot, entry["episode"])
-            for action in policy.head.to_env(entry["actions"]):
-                observation, reward, _, _, _ = self.envs[slot].step(action)
+            env = self.envs[slot]
+            for step, action in enumerate(policy.head.to_env(entry["actions"])):
+                self.begun[slot] = self.clock - step - 1
+                try:
+                    observation, reward, terminated, truncated, _ = env.step(action)
+                except Exception as error:
+                    raise self._raised(slot, error) from error
+                if terminated or truncated:
+                    raise EnvironmentFault(self._not_deterministic(slot, step, len(entry["actions"])))
                 self.observations[slot] = observation
                 self.returns[slot] += float(reward)
-            self.begun[slot] = self.clock - len(entry["actions"])
 
     def run(
         self,
@@ -150,14 +156,14 @@ class Lane:
             record.actions.append(actions)
             rows: list[Any] = list(self.observations)  # a slot that was left keeps its last one
             self.clock = clock = self.clock + 1
-            rewards: list[Any] = [0.0] * self.width
+            rewards = [0.0] * self.width
             ended: list[tuple[int, bool]] = []
             slot = 0
             try:
                 for slot in active:
                     observation, reward, terminated, truncated, _ = step[slot](env_actions[slot])
                     rows[slot] = observation
-                    rewards[slot] = reward
+                    rewards[slot] = float(reward)
                     if terminated or truncated or clock == due[slot]:
                         ended.append((slot, bool(terminated)))
                 self.observations = self._stacked(rows)
@@ -192,8 +198,12 @@ class Lane:
 
     def close(self) -> None:
         """Give the environments back for the next lane."""
+        idle = None if self.spec.recreate_after else _pool.get(_pool_key(self.spec))
         for env in self.envs:
-            _pool[_pool_key(self.spec)].append(env)
+            if idle is None:
+                env.close()
+            else:
+                idle.append(env)
 
     def episode_seed(self, slot: int, episode: int) -> int:
         """What the environment of a slot is reset with."""
@@ -209,6 +219,13 @@ class Lane:
         trace = "".join(traceback.format_exception(type(error), error, below))
         where = self.where(slot, self.episodes[slot], max(self.clock - self.begun[slot] - 1, 0))
         return EnvironmentFault(f"the environment raised {type(error).__name__}: {error}\nin {where}\n\n{trace}")
+
+    def _not_deterministic(self, slot: int, step: int, length: int) -> str:
+        return (
+            f"the environment is not deterministic under its seed: an episode of {length} steps so far ended at step "
+            f"{step} when its actions were replayed, in {self.where(slot, self.episodes[slot], step)}. "
+            f"To see more, type: shoal check-env {self.spec.id}"
+        )
 
     def _check_ending(self, active: list[int]) -> None:
         slot = min(active, key=self.begun.__getitem__, default=0)
@@ -244,7 +261,7 @@ class Record:
         ]
         self.observations: list[np.ndarray] = []
         self.actions: list[np.ndarray] = []
-        self.rewards: list[list[Any]] = []
+        self.rewards: list[list[float]] = []
         self.ends: list[tuple[int, int]] = []
         self.terminated: list[bool] = []
         self.finals: list[np.ndarray] = []
@@ -265,8 +282,10 @@ class Record:
     def _return(self, slot: int) -> float:
         """Sum of a slot's rewards since its episode began; added up in order of time, wherever tasks were cut."""
         lane = self.lane
-        first = max(lane.begun[slot] - self.clock, 0)
-        return float(sum([row[slot] for row in self.rewards[first:]], lane.returns[slot]))
+        total = lane.returns[slot]
+        for row in self.rewards[max(lane.begun[slot] - self.clock, 0) :]:
+            total += row[slot]  # not `sum`, which newer Pythons compensate: `rebuild` adds one by one as well
+        return total
 
     def tree(self, policy: Policy, time: int) -> Tree:
         """Plain data, checked for numbers that are not finite."""

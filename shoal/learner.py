@@ -6,11 +6,14 @@ machine. It is read from the variable NPROC at JAX's first computation, and cann
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.errors import UsageError
+
+log = logging.getLogger("shoal.learner")
 
 WIDE = 512
 """From this layer width on, more than one thread pays (measured: one thread is faster for two layers of 64)."""
@@ -37,7 +40,11 @@ def start(threads: int) -> None:
     import jax
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "jax"
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        log.warning("compiled code is not cached, so every start is slower: %s: %s", cache, error.strerror)
+        return
     for name, value in (
         ("jax_compilation_cache_dir", str(cache)),
         ("jax_persistent_cache_min_compile_time_secs", 0.1),

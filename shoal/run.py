@@ -31,7 +31,7 @@ from shoal.engines.base import Engine
 from shoal.engines.fingerprint import fingerprint
 from shoal.engines.processes import available_cores
 from shoal.envs.make import EnvSpec, check_id
-from shoal.errors import DiskFault, UsageError
+from shoal.errors import DiskFault, Stopped, UsageError
 from shoal.rundir import RunDir, check_name
 from shoal.seeding import MAX_SEED
 from shoal.track import Tracker
@@ -139,14 +139,6 @@ class Result:
     """What limited the run, and whether more workers would help."""
 
 
-class Stopped(BaseException):
-    """A signal asked the run to end. Not an Exception, so that nothing on the way takes it for an error."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 def train(
     algo: str, settings: Settings, config: Any, *, engine: Engine | None = None, trackers: Sequence[Tracker] = (),
     console: Console | None = None,
@@ -166,54 +158,99 @@ def train(
         "fingerprint": fingerprint(),
     }
     run = RunDir.create(Path(settings.runs), settings.name, f"{algo}-{settings.env.rpartition(':')[2]}", record)
-    return _drive(run, algo, settings, config, None, 0, engine, trackers, console)
+    with run.lock():
+        return _drive(run, algo, settings, config, None, 0, engine, trackers, console)
 
 
 def resume(
-    name: str, root: Path, changes: dict[str, Any], *, engine: Engine | None = None, trackers: Sequence[Tracker] = (),
+    name: str,
+    root: Path,
+    changes: dict[str, Any],
+    *,
+    engine: Engine | None = None,
+    trackers: Sequence[Tracker] = (),
     console: Console | None = None,
-) -> Result:  # fmt: skip
-    """Go on with a run from its newest checkpoint. `changes` may replace settings that do not touch learning."""
+) -> Result:
+    """Go on with a run from its newest checkpoint. `changes` may replace the engine, the workers and the goal."""
     run = RunDir.find(root, name)
-    record = run.config()
-    settings = Settings(**{**record["settings"], **changes, "runs": str(run.path.parent)})
-    config = algos.load(record["algo"]).Config(**_tuples(record["config"]))
-    problems = settings.problems() + config.problems()
-    if problems:
-        raise UsageError(problems)
-    learner.start(settings.learner_threads or 1)
-    iteration, state = run.load() or (0, None)
-    return _drive(run, record["algo"], settings, config, state, iteration, engine, trackers, console)
+    with run.lock():
+        record = run.config()
+        settings = Settings(**{**record["settings"], **changes, "runs": str(run.path.parent)})
+        config = algos.load(record["algo"]).Config(**_tuples(record["config"]))
+        problems = settings.problems() + config.problems()
+        if problems:
+            raise UsageError(problems)
+        _compare(record)
+        goal = {key: value for key, value in changes.items() if key in ("steps", "iterations")}
+        if goal:  # kept, so that another resume has the same goal
+            record["settings"] |= goal
+            run.write_config(record)
+            if "linear" in (record["config"].get("lr_schedule"), record["config"].get("clip_schedule")):
+                log.warning("the schedules of this run end at its goal, so a new goal changes them from here on")
+        iteration, state = run.load() or (0, None)
+        lines = [line for line in run.metrics() if line["iteration"] == iteration]
+        if lines and settings.goal.reached(iteration, lines[0]) >= 1:
+            return Result(run, iteration, lines[0], 0.0, "")
+        learner.start(settings.learner_threads or 1)
+        return _drive(run, record["algo"], settings, config, state, iteration, engine, trackers, console)
+
+
+def _compare(record: dict[str, Any]) -> None:
+    """Warn if this is not the software and arithmetic that the run was started with."""
+    then, now = record["versions"] | record["fingerprint"], _versions() | fingerprint()
+    differs = [
+        f"{key} {then.get(key)} then, {now.get(key)} now" for key in sorted(then | now) if then.get(key) != now.get(key)
+    ]
+    if differs:
+        log.warning(
+            "the run was started with other versions, so its bits may differ from here on: %s", "; ".join(differs)
+        )
 
 
 def _drive(
-    run: RunDir, algo: str, settings: Settings, config: Any, state: Tree | None, iteration: int,
-    engine: Engine | None, trackers: Sequence[Tracker], console: Console | None,
-) -> Result:  # fmt: skip
-    """Hold the run, get an engine and JAX ready, and loop."""
+    run: RunDir,
+    algo: str,
+    settings: Settings,
+    config: Any,
+    state: Tree | None,
+    iteration: int,
+    engine: Engine | None,
+    trackers: Sequence[Tracker],
+    console: Console | None,
+) -> Result:
+    """Get an engine and the trackers ready, and loop. The caller holds the run."""
     console = console or Console()
     module = algos.load(algo)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(run.lock())
         signals = stack.enter_context(_Signals())
         if engine is None:
             options: dict[str, Any] = {}
             if settings.engine != "serial":
                 options = {"task_timeout": settings.task_timeout, "allow_mixed": settings.allow_mixed}
             engine = stack.enter_context(engines.make(settings.engine, settings.workers, **options))
-        run.cut_metrics(iteration)
-        title = f"{algo} {settings.env}"
-        own: list[Tracker] = [JsonLines(run.metrics_file)]
-        if settings.tensorboard:
-            own.append(TensorBoard(run.path))
-        own.append(console_tracker(console, title, settings.goal))
+        try:
+            run.cut_metrics(iteration)
+            own: list[Tracker] = [JsonLines(run.metrics_file)]
+            if settings.tensorboard:
+                own.append(TensorBoard(run.path))
+        except OSError as error:
+            raise DiskFault(f"nothing can be written to {run.path}: {error.strerror}") from None
+        own.append(console_tracker(console, f"{algo} {settings.env}", settings.goal))
         for tracker in own:
-            stack.callback(tracker.close)
-        steps = module.train(config, settings.env_spec, engine, settings.seed, settings.steps, state)
+            stack.callback(_close, tracker)
+        end = settings.steps if settings.iterations is None else settings.iterations * config.batch_steps
+        steps = module.train(config, settings.env_spec, engine, settings.seed, end, state)
         usage = Usage(engine.workers, config.lanes, available_cores())
         loop = _Loop(run, settings, engine, [*own, *trackers], signals, usage)
         return loop.drive(steps, iteration)
     raise AssertionError("unreachable")
+
+
+def _close(tracker: Tracker) -> None:
+    try:
+        tracker.close()
+    except OSError as error:
+        log.warning("%s could not be closed: %s", type(tracker).__name__, error.strerror)
 
 
 class _Loop:
@@ -251,7 +288,7 @@ class _Loop:
                         self._write(tracker, iteration, metrics)
                     done = self.settings.goal.reached(iteration, metrics) >= 1
                     if done or self._due(iteration):
-                        self._save()
+                        self._save(last_chance=done)
                 if done:
                     seconds = time.monotonic() - self.begun
                     return Result(self.run, iteration, metrics, seconds, self.usage.advice())

@@ -18,16 +18,17 @@ import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from shoal import disk
-from shoal.errors import CheckpointFault, RunBusy, UsageError
+from shoal.errors import CheckpointFault, DiskFault, RunBusy, UsageError
 from shoal.policies.policy import SavedPolicy
 from shoal.trees import Tree, flatten, unflatten
 
@@ -67,19 +68,22 @@ class RunDir:
         try:
             root.mkdir(parents=True, exist_ok=True)
             path = _claim(root, name, re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:48])
+            run = RunDir(path)
+            run.checkpoints.mkdir()
+            run.write_config(config)
         except OSError as error:
             raise UsageError(f"no run can be made in {root}: {error.strerror}") from None
-        run = RunDir(path)
-        run.checkpoints.mkdir()
-        disk.write_file(run.config_file, (json.dumps(config, indent=2) + "\n").encode())
         return run
 
     @staticmethod
     def find(root: Path, name: str) -> RunDir:
         """A run by name, or by the path of its folder."""
         for path in (root / name, Path(name)):
-            if (path / "config.json").is_file():
-                return RunDir(path)
+            try:
+                if (path / "config.json").is_file():
+                    return RunDir(path)
+            except OSError as error:
+                raise UsageError(f"the run {path} cannot be read: {error.strerror}") from None
         raise UsageError(
             f"there is no run {name!r} in {root}. To list the runs there are, type: shoal runs --runs {root}"
         )
@@ -94,53 +98,80 @@ class RunDir:
         """What the run was started with."""
         try:
             config: dict[str, Any] = json.loads(self.config_file.read_bytes())
-        except (OSError, ValueError) as error:
+            missing = [key for key in ("algo", "settings", "config", "versions", "fingerprint") if key not in config]
+        except (OSError, ValueError, TypeError) as error:
             raise CheckpointFault(f"{self.config_file} cannot be read: {error}") from None
+        if missing:
+            raise CheckpointFault(f"{self.config_file} is not a run's: it has no {', '.join(missing)}")
         return config
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Replace it."""
+        disk.write_file(self.config_file, (json.dumps(config, indent=2) + "\n").encode())
 
     # One head at a time ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run. The kernel lets go of it when the process ends, however it ends."""
-        with (self.path / "lock").open("a+") as file:
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context((self.path / "lock").open("a+"))
+                self._seize(file)
+                file.truncate(0)
+                file.write(f"pid {os.getpid()} on {socket.gethostname()}")
+                file.flush()
+                disk.remove_leftovers(self.path)
+                disk.remove_leftovers(self.checkpoints)
+            except OSError as error:
+                raise DiskFault(f"{self.path} cannot be held for training: {error.strerror}") from None
+            yield
+
+    def _seize(self, file: TextIO) -> None:
+        deadline = time.monotonic() + 0.3  # `busy` in another process looks for a moment
+        while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
                 file.seek(0)
                 owner = file.read().strip() or "another process"
                 raise RunBusy(f"{self.path} is being trained by {owner}. Wait for it, or stop it first") from None
-            file.truncate(0)
-            file.write(f"pid {os.getpid()} on {socket.gethostname()}")
-            file.flush()
-            disk.remove_leftovers(self.path)
-            disk.remove_leftovers(self.checkpoints)
-            yield
+            return
 
     def busy(self) -> bool:
         """Whether some process is training it now."""
         try:
             with (self.path / "lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
         except BlockingIOError:
             return True
+        except OSError:  # no lock yet, or not ours to look at
+            return False
         return False
 
     # Metrics --------------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All whole lines; one that a crash cut short is left out."""
+        """All whole lines. One that a crash cut short is left out; one that is damaged too, with a warning."""
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line) for line in lines]
+        found = []
+        for number, line in enumerate(self.metrics_file.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                log.warning("line %d of %s is damaged and left out", number, self.metrics_file)
+        return found
 
     def cut_metrics(self, iteration: int) -> None:
         """Drop the lines of iterations after this one: a resume computes them again."""
         kept = [line for line in self.metrics() if line["iteration"] <= iteration]
-        disk.write_file(self.metrics_file, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        content = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        if not self.metrics_file.exists() or self.metrics_file.read_bytes() != content:
+            disk.write_file(self.metrics_file, content)
 
     # Checkpoints ----------------------------------------------------------------------------------------------
 
@@ -186,7 +217,8 @@ class RunDir:
 
     def _folders(self) -> list[Path]:
         """Checkpoints, newest first."""
-        return sorted((path for path in self.checkpoints.glob("*") if path.name.isdigit()), reverse=True)
+        found = [path for path in self.checkpoints.glob("*") if path.name.isdigit()]
+        return sorted(found, key=lambda path: int(path.name), reverse=True)
 
 
 def _claim(root: Path, name: str | None, stem: str) -> Path:

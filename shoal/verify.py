@@ -141,7 +141,9 @@ def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way) 
     """Train in a process of its own, kill it without warning in the middle, and resume here."""
     command = [sys.executable, "-m", "shoal", "train", algo, settings.env, *flags(settings), *flags(config)]
     folder = RunDir(Path(settings.runs) / str(settings.name))
-    half = max(1, (settings.iterations or 2) // 2)
+    half = (settings.iterations or 2) // 2
+    if half < 1:
+        raise UsageError("to kill the head half-way there must be at least 2 iterations; use --iterations 2 or more")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as head:
         deadline = time.monotonic() + _DEADLINE
         while max(folder.saved(), default=0) < half and head.poll() is None and time.monotonic() < deadline:

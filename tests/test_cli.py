@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,9 +17,18 @@ from shoal.rundir import RunDir
 
 SMALL = ["--batch-steps=256", "--lanes=2", "--width=4", "--hidden", "8", "--value-epochs=1", "--workers=2"]
 
+# A disk that takes files of up to 3,000 bytes: writing more fails as it does on a full one.
+SMALL_FILES = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
-def start(*words: str, cwd: Path, through: str | None = None) -> "subprocess.Popen[str]":
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+
+def start(
+    *words: str, cwd: Path, through: str | None = None, extra: dict[str, str] | None = None
+) -> "subprocess.Popen[str]":
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | (extra or {})
     first = [sys.executable] if through is None else [sys.executable, "-c", through]
     command = [*first, "-m", "shoal", *words]
     return subprocess.Popen(
@@ -26,14 +36,14 @@ def start(*words: str, cwd: Path, through: str | None = None) -> "subprocess.Pop
     )
 
 
-def shoal(*words: str, cwd: Path, through: str | None = None) -> tuple[int, str, str]:
-    process = start(*words, cwd=cwd, through=through)
+def shoal(*words: str, cwd: Path, **options: Any) -> tuple[int, str, str]:
+    process = start(*words, cwd=cwd, **options)
     out, err = process.communicate(timeout=110)
     return process.returncode, out, err
 
 
-def train(cwd: Path, *words: str, env: str = "tests.toys:Walk-v0", through: str | None = None) -> tuple[int, str, str]:
-    return shoal("train", "trpo", env, *SMALL, *words, cwd=cwd, through=through)
+def train(cwd: Path, *words: str, env: str = "tests.toys:Walk-v0", **options: Any) -> tuple[int, str, str]:
+    return shoal("train", "trpo", env, *SMALL, *words, cwd=cwd, **options)
 
 
 def test_help_is_short_and_quick(tmp_path: Path) -> None:
@@ -78,6 +88,73 @@ def test_train_evaluate_runs_resume(tmp_path: Path) -> None:
     assert [line["digest"] for line in RunDir(tmp_path / "runs/whole").metrics()] == [
         line["digest"] for line in run.metrics()
     ]
+
+
+def test_resume_of_a_finished_run_and_of_a_new_goal(tmp_path: Path) -> None:
+    train(tmp_path, "--iterations=2", "--name=mine")
+    run = RunDir(tmp_path / "runs/mine")
+    before = run.metrics_file.read_bytes()
+    code, out, _ = shoal("resume", "mine", cwd=tmp_path)
+    assert code == 0
+    assert "has reached its goal already. To go on, type: shoal resume mine --steps" in out
+    assert run.metrics_file.read_bytes() == before
+    process = start("resume", "mine", "--steps=100_000_000", cwd=tmp_path)
+    wait_for(process, run, 4)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert re.search(r"mine .*stopped", shoal("runs", cwd=tmp_path)[1]), "the new goal is kept"
+
+
+def test_resume_with_other_versions_is_said(tmp_path: Path) -> None:
+    train(tmp_path, "--iterations=1", "--name=mine")
+    path = tmp_path / "runs/mine/config.json"
+    path.write_text(path.read_text().replace('"jax": "', '"jax": "0.0.'))
+    _, out, _ = shoal("resume", "mine", "--iterations=2", cwd=tmp_path)
+    assert re.search(r"other versions.*jax 0\.0\.\S+ then, \S+ now", out)
+
+
+def test_last_save_that_fails_is_a_failure(tmp_path: Path) -> None:
+    words = ["--iterations=1", "--name=mine", "--no-tensorboard", "--hidden", "64"]
+    code, _, err = train(tmp_path, *words, through=SMALL_FILES)
+    assert code == 1
+    assert "there is no checkpoint yet" in err
+
+
+def test_surroundings_that_get_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "selectors.py").write_text("raise RuntimeError('shadowed')")
+    (tmp_path / "mine.py").write_text("import tests.toys")
+    odd = {"OPENBLAS_NUM_THREADS": "2", "HOME": "/proc/nowhere", "XDG_CACHE_HOME": ""}
+    code, out, err = train(tmp_path, "--iterations=1", env="mine:Walk-v0", extra=odd)
+    assert (code, err) == (0, "")
+    assert "compiled code is not cached" in out
+
+
+def test_more_workers_than_the_system_allows(tmp_path: Path) -> None:
+    limited = "import resource, os, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); "
+    limited += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    code, _, err = train(tmp_path, "--workers=30", through=limited)
+    assert code == 1
+    assert re.search(r"worker \d+ of 30 could not be started: Too many open files.*fewer --workers", err)
+
+
+def test_damaged_runs_do_not_hide_the_others(tmp_path: Path) -> None:
+    train(tmp_path, "--iterations=1", "--name=good")
+    for name, content in {"bad": "{}", "worse": "{"}.items():
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "config.json").write_text(content)
+    code, out, err = shoal("runs", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert re.search(r"good .*finished(.|\n)*bad +unreadable(.|\n)*worse +unreadable", out)
+    assert shoal("resume", "bad", cwd=tmp_path)[0] == 2
+
+
+def test_signal_during_verify(tmp_path: Path) -> None:
+    process = start("verify", "trpo", "CartPole-v1", "--iterations=1000", cwd=tmp_path)
+    time.sleep(4)
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert "Traceback" not in err
 
 
 def test_tensorboard_can_read_the_events(tmp_path: Path) -> None:
@@ -245,14 +322,6 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
     code, _, err = shoal("resume", "mine", "--iterations=6", cwd=tmp_path)
     assert code == 2
     assert "no checkpoint of" in err
-
-
-# A disk that takes files of up to 3,000 bytes: writing more fails as it does on a full one.
-SMALL_FILES = """
-import os, resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000))
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
 
 
 def test_full_disk(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Runs on disk: whatever happens while saving, a run can be loaded; whatever is damaged, it is noticed."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -36,7 +35,7 @@ def policy() -> SavedPolicy:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    return RunDir.create(tmp_path, "run", "stem", {"algo": "trpo"})
+    return RunDir.create(tmp_path, "run", "stem", {})
 
 
 def test_save_and_load(run: RunDir) -> None:
@@ -177,5 +176,18 @@ def test_config_that_cannot_be_read(run: RunDir) -> None:
     run.config_file.write_text("{")
     with pytest.raises(CheckpointFault, match=r"config\.json cannot be read"):
         run.config()
-    run.config_file.write_text(json.dumps({"algo": "trpo"}))
-    assert run.config() == {"algo": "trpo"}
+    run.config_file.write_text("{}")
+    with pytest.raises(CheckpointFault, match="it has no algo, settings"):
+        run.config()
+
+
+def test_checkpoints_are_ordered_by_number(run: RunDir) -> None:
+    for iteration in (999_999, 1_000_000):
+        run.save(iteration, STATE, policy(), keep=1)
+    assert run.saved() == [1_000_000]
+
+
+def test_damaged_line_of_metrics_is_left_out(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    run.metrics_file.write_text('{"iteration": 1}\n{"iter\n{"iteration": 3}\n')
+    assert [line["iteration"] for line in run.metrics()] == [1, 3]
+    assert "line 2" in caplog.text

@@ -141,6 +141,22 @@ class Sticky(Walk):
         return observation + np.float32(self.episodes), info
 
 
+class Single(Walk):
+    """Rewards in single precision, as C simulators give them."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, np.float32(reward), terminated, truncated, info
+
+
+class Flaky(Walk):
+    """Ends when it likes, whatever the seed."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, os.urandom(1)[0] < 40, truncated, info
+
+
 class Leaky(Walk):
     """Keeps a little of every episode."""
 
@@ -168,7 +184,16 @@ class Local(Walk):
         return super().reset(seed=None if seed is None else seed + os.getpid())
 
 
-misbehaving = {"Careless": Careless, "Sticky": Sticky, "Leaky": Leaky, "Liar": Liar, "Local": Local, "Trouble": Trouble}
+misbehaving = {
+    "Single": Single,
+    "Flaky": Flaky,
+    "Careless": Careless,
+    "Sticky": Sticky,
+    "Leaky": Leaky,
+    "Liar": Liar,
+    "Local": Local,
+    "Trouble": Trouble,
+}
 
 for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, **misbehaving}.items():
     gymnasium.register(f"{name}-v0", entry_point=entry)

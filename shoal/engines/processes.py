@@ -102,7 +102,10 @@ class _Processes:
         # Started here, not in the constructor: the kernel ends a worker with the thread that started it, and this
         # thread lives as long as the engine.
         while self._missing and now >= self._start_at:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                return [Broken(self._cannot_start_more(error))]
         if self._missing:
             timeout = min(timeout, self._start_at - now)
         events: list[Event] = []
@@ -126,8 +129,8 @@ class _Processes:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        command = [sys.executable, "-m", "shoal.engines.worker", str(theirs.fileno()), str(os.getpid())]
+        ours.setblocking(False)  # `-P` below: files in the user's folder must not shadow the worker's own modules
+        command = [sys.executable, "-P", "-m", "shoal.engines.worker", str(theirs.fileno()), str(os.getpid())]
         try:
             # A session of its own keeps the terminal's Ctrl-C away and lets `_end` reach the worker's children too.
             popen = subprocess.Popen(
@@ -137,6 +140,9 @@ class _Processes:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        except OSError:
+            ours.close()
+            raise
         finally:
             theirs.close()
         handle = os.pidfd_open(popen.pid) if hasattr(os, "pidfd_open") else -1
@@ -148,6 +154,13 @@ class _Processes:
         self._selector.register(ours, selectors.EVENT_READ, process)
         if handle >= 0:
             self._selector.register(handle, selectors.EVENT_READ, process)
+
+    def _cannot_start_more(self, error: OSError) -> EngineError:
+        here = len(self._processes)
+        return EngineError(
+            f"worker {here + 1} of {here + self._missing} could not be started: {error.strerror}. "
+            f"Use fewer --workers, or raise the limit (ulimit -n for files, ulimit -u for processes)"
+        )
 
     def _read(self, process: _Process, events: list[Event]) -> bool:
         """Read what is there; False at the end of the stream."""

@@ -18,8 +18,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from threadpoolctl import threadpool_limits
-
 from shoal.engines import wire
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import difference, fingerprint
@@ -27,7 +25,7 @@ from shoal.engines.functions import main_script, name_of
 from shoal.engines.scheduler import Command, Fail, GiveUp, Notice, Resolve, Scheduler, Send, Ship, Telemetry
 from shoal.engines.wire import Kind, Message, Shared
 from shoal.engines.worker import failure
-from shoal.errors import EngineClosed, EngineError, ShoalError, WorkerRefused
+from shoal.errors import EngineClosed, EngineError, ShoalError, UsageError, WorkerRefused
 
 log = logging.getLogger("shoal.engine")
 
@@ -110,8 +108,7 @@ class RemoteEngine(Engine):
         self._numbers = itertools.count()
         self._closed = False
         self._broken: EngineError | None = None
-        with threadpool_limits(1):  # as workers compute theirs
-            self._fingerprint = fingerprint()
+        self._fingerprint = fingerprint()
         self._pump_thread = threading.Thread(target=self._pump, name="shoal-engine", daemon=True)
         atexit.register(self.close)
         self._pump_thread.start()
@@ -130,6 +127,9 @@ class RemoteEngine(Engine):
         """Run `function(*args)` on a worker. Tasks with equal keys prefer the same worker."""
         name = name_of(function)
         frame, shared = wire.encode_with_shared((name, list(args)), f"an argument of {name}")
+        for item in shared:
+            if self._shared.get(item.number) is not item:
+                raise UsageError(f"{item} was shared with another engine. Share the value again with this one")
         label = f"task {name}" if key is None else f"task {name} of {key}"
         future: Future[Any] = Future()
         with self._lock:

@@ -140,6 +140,7 @@ class Scheduler:
         self._next_ticket = 0
         self._mean_seconds: float | None = None
         self._alone_since: float | None = 0.0
+        self._ticked = 0.0
 
     # Events ---------------------------------------------------------------------------------------------------
 
@@ -223,6 +224,10 @@ class Scheduler:
     def tick(self, now: float) -> list[Command]:
         """Time has passed: look at leases, deadlines and idle workers."""
         commands: list[Command] = []
+        if now - self._ticked > self.lease / 2:  # the head itself was stopped or busy: that is not the workers' fault
+            for worker in self._workers.values():
+                worker.heard = worker.changed = now
+        self._ticked = now
         for worker in list(self._workers.values()):
             reason = self._overdue(now, worker)
             if reason:

@@ -106,7 +106,7 @@ def encode_with_shared(tree: Any, what: str = "the value") -> tuple[bytearray, l
     layout = _Layout()
     try:
         header = msgspec.msgpack.encode(_pack(tree, layout))
-    except (TypeError, OverflowError, RecursionError) as error:
+    except (TypeError, OverflowError, RecursionError, UnicodeEncodeError) as error:
         raise WireError(f"{what} cannot be sent to a worker: {_locate(tree) or error}") from None
     start = _aligned(_START.size + len(header))
     frame = bytearray(start + layout.size)
@@ -169,6 +169,8 @@ def _locate(tree: Any, path: str = "") -> str | None:
         )
     except RecursionError:
         return f"at {path[:60]} it is nested too deeply"
+    except UnicodeEncodeError as error:
+        return f"at {path or 'the top'} it holds text that is not valid Unicode: {error.reason}"
     return None
 
 

@@ -60,7 +60,9 @@ class Server:
             result = self.functions.find(name)(*args)
             body = {"seconds": time.perf_counter() - begun, "result": result}
             return Message(Kind.DONE, message.number, wire.encode(body, f"what {name} returned"))
-        except (Exception, SystemExit) as error:  # whatever a task raises is the head's to report
+        except (KeyboardInterrupt, errors.Stopped):  # in the head's own process: not the task's doing
+            raise
+        except BaseException as error:  # whatever a task raises is the head's to report
             body = {"seconds": time.perf_counter() - begun, **_describe(error)}
             return Message(Kind.FAILED, message.number, wire.encode(body))
 
@@ -69,7 +71,9 @@ def _describe(error: BaseException) -> dict[str, str]:
     # Frames of the serve loop say nothing to the user, so the traceback starts where the task does.
     below = error.__traceback__.tb_next if error.__traceback__ is not None else None
     trace = "".join(traceback.format_exception(type(error), error, below))
-    return {"type": type(error).__name__, "message": str(error), "traceback": trace}
+    texts = {"type": type(error).__name__, "message": str(error), "traceback": trace}
+    # File names that are not UTF-8 get into messages as lone surrogates, which no wire takes.
+    return {key: text.encode("utf-8", "backslashreplace").decode() for key, text in texts.items()}
 
 
 def failure(body: dict[str, Any], what: str) -> errors.ShoalError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import importlib
 import re
 import sys
@@ -145,7 +146,9 @@ def check_id(name: str) -> list[str]:
                 importlib.import_module(module)
             gymnasium.spec(plain)
     except gymnasium.error.Error as error:
-        hint = "" if module else " If a module of yours registers it, name it as module:Env-v0"
+        near = difflib.get_close_matches(plain, gymnasium.registry, n=2, cutoff=0.7)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint += "" if module else " If a module of yours registers it, name it as module:Env-v0"
         return [f"there is no environment {plain!r}. {error}{hint}"]
     except Exception as error:  # whatever the user's module raises when it is imported
         return [f"the module {module} of the environment {plain} cannot be imported: {type(error).__name__}: {error}"]

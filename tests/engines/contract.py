@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.errors import EngineClosed, EnvironmentFault, NotNameable, TaskFailed, WireError
+from shoal.errors import EngineClosed, EnvironmentFault, NotNameable, TaskFailed, UsageError, WireError
 from tests.engines import tasks
 
 
@@ -95,6 +95,15 @@ class Contract:
             assert "raise ValueError(message)" in caught.value.remote_traceback
             assert engine.map(tasks.echo, [1]) == [1], "the engine goes on"
 
+    def test_odd_errors_are_reported_like_any_other(self) -> None:
+        with self.make() as engine:
+            with pytest.raises(TaskFailed, match=r"file \\udcff is missing"):
+                engine.submit(tasks.fail_oddly, "surrogate").result(30)
+            with pytest.raises(TaskFailed, match="GeneratorExit"):
+                engine.submit(tasks.fail_oddly, "cancel").result(30)
+            with pytest.raises(WireError):
+                engine.submit(tasks.echo, "\udcff")
+
     def test_errors_of_shoal_keep_their_type(self) -> None:
         with self.make() as engine, pytest.raises(EnvironmentFault, match="it broke"):
             engine.submit(tasks.fail_as_user, "it broke").result(30)
@@ -153,6 +162,13 @@ class WorkersContract(Contract):
         for future in futures:
             with pytest.raises(EngineClosed):
                 future.result(5)
+
+    def test_shared_value_of_another_engine_is_refused(self) -> None:
+        with self.make() as one, self.make() as other:
+            mine, theirs = one.share("mine"), other.share("theirs")
+            assert one.submit(tasks.echo, mine).result(30) == "mine"
+            with pytest.raises(UsageError, match="another engine"):
+                one.submit(tasks.echo, theirs)
 
     def test_cancel_before_it_runs(self) -> None:
         with self.make(workers=1) as engine:

@@ -31,6 +31,12 @@ def fail_as_user(message: str) -> None:
     raise EnvironmentFault(message)
 
 
+def fail_oddly(kind: str) -> None:
+    if kind == "surrogate":
+        raise ValueError("file \udcff is missing")
+    raise GeneratorExit("cancelled")
+
+
 def unsendable(_: int) -> Any:
     return {"fine": 1, "set": {1, 2}}
 

@@ -105,12 +105,23 @@ def test_silent_worker_is_given_up() -> None:
     scheduler = Scheduler(lease=10)
     scheduler.joined(0.0, 0)
     scheduler.submit(0.0, 1, "task")
+    for now in (4.0, 8.0):
+        scheduler.tick(now)
     scheduler.heard(8.0, 0)
-    assert scheduler.tick(17.0) == []
+    assert scheduler.tick(12.0) + scheduler.tick(16.0) + scheduler.tick(17.0) == []
     commands = scheduler.tick(19.0)
     assert [c.worker for c in commands if isinstance(c, GiveUp)] == [0]
     assert any("no sign of life for 11 s" in c.text for c in commands if isinstance(c, Notice))
     assert sends(scheduler.joined(19.0, 1)) == [(1, 1)]
+
+
+def test_a_head_that_was_stopped_does_not_blame_its_workers() -> None:
+    scheduler = Scheduler(lease=10, task_timeout=10)
+    scheduler.joined(100.0, 0)
+    scheduler.submit(100.0, 1, "task")
+    scheduler.tick(100.0)
+    assert scheduler.tick(200.0) == [], "Ctrl-Z and fg: nobody could be heard meanwhile"
+    assert [type(c) for c in scheduler.tick(204.0)] == []
 
 
 def test_slow_task_costs_its_worker_only_if_told() -> None:
@@ -118,8 +129,9 @@ def test_slow_task_costs_its_worker_only_if_told() -> None:
         scheduler = Scheduler(task_timeout=limit)
         scheduler.joined(0.0, 0)
         scheduler.submit(0.0, 1, "task")
-        scheduler.heard(9.0, 0)
-        assert [c.worker for c in scheduler.tick(9.0) if isinstance(c, GiveUp)] == given_up
+        scheduler.tick(4.0)
+        scheduler.heard(8.0, 0)
+        assert [c.worker for c in scheduler.tick(8.0) if isinstance(c, GiveUp)] == given_up
 
 
 def test_nobody_comes() -> None:
