@@ -8,30 +8,27 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import platform
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from shoal import __version__, algos, bounds, engines, learner, trees
+from shoal import __version__, algos, bounds, engines, interrupts, learner, trees
 from shoal.advice import Usage
 from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import fingerprint
 from shoal.engines.processes import available_cores
 from shoal.envs.make import EnvSpec, check_id
-from shoal.errors import DiskFault, Stopped, UsageError
+from shoal.errors import DiskFault, UsageError
 from shoal.rundir import RunDir, check_name
 from shoal.seeding import MAX_SEED
 from shoal.track import Tracker
@@ -222,7 +219,7 @@ def _drive(
     console = console or Console()
     module = algos.load(algo)
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(_Signals())
+        stack.enter_context(interrupts.listening())
         if engine is None:
             options: dict[str, Any] = {}
             if settings.engine != "serial":
@@ -241,7 +238,7 @@ def _drive(
         end = settings.steps if settings.iterations is None else settings.iterations * config.batch_steps
         steps = module.train(config, settings.env_spec, engine, settings.seed, end, state)
         usage = Usage(engine.workers, config.lanes, available_cores())
-        loop = _Loop(run, settings, engine, [*own, *trackers], signals, usage)
+        loop = _Loop(run, settings, engine, [*own, *trackers], usage)
         return loop.drive(steps, iteration)
     raise AssertionError("unreachable")
 
@@ -262,11 +259,10 @@ class _Loop:
         settings: Settings,
         engine: Engine,
         trackers: Sequence[Tracker],
-        signals: _Signals,
         usage: Usage,
     ) -> None:
         self.run, self.settings, self.engine = run, settings, engine
-        self.trackers, self.signals, self.usage = trackers, signals, usage
+        self.trackers, self.usage = trackers, usage
         self.begun = self.saved_at = self.marked_at = time.monotonic()
         lines = run.metrics()
         self.steps_before = lines[-1]["time/total_timesteps"] if lines else 0
@@ -280,7 +276,7 @@ class _Loop:
         self.saved_iteration = iteration
         try:
             for step in steps:
-                with self.signals.held():
+                with interrupts.held():
                     iteration += 1
                     metrics = self._complete(iteration, step)
                     self.last = (iteration, step, metrics)
@@ -295,7 +291,7 @@ class _Loop:
         except DiskFault:
             raise
         except BaseException as error:
-            with self.signals.held():
+            with interrupts.held():
                 self._save(last_chance=True)
             if self.saved_iteration:
                 error.add_note(f"saved iteration {self.saved_iteration}; {self._go_on()}")
@@ -367,44 +363,6 @@ class _Loop:
 
     def _go_on(self) -> str:
         return f"go on with: {resume_command(self.run)}"
-
-
-class _Signals:
-    """SIGINT and SIGTERM raise `Stopped` in the main thread, but never in the middle of a save. A second one exits."""
-
-    def __init__(self) -> None:
-        self._holding = False
-        self._received: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        with contextlib.suppress(ValueError):  # not in the main thread: signals are somebody else's business
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if self._received is not None:
-            os._exit(128 + number)  # workers end with this process
-        self._received = number
-        if not self._holding:
-            raise Stopped(number)
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """A stretch that signals do not interrupt; one that came meanwhile takes effect at its end."""
-        before = self._received
-        self._holding = True
-        try:
-            yield
-        finally:
-            self._holding = False
-        if self._received is not None and before is None:
-            raise Stopped(self._received)
 
 
 def resume_command(run: RunDir) -> str:
