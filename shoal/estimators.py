@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from shoal.policies.networks import MLP
 
 
 def advantages(
@@ -92,3 +95,51 @@ def keep_outputs(critic: jax.Array, width: int, old: jax.Array, new: jax.Array) 
     layer = critic[-(width + 1) :] * (old_scale / new_scale)
     layer = layer.at[-1].add((old_shift - new_shift) / new_scale)
     return jnp.concatenate([critic[: -(width + 1)], layer])
+
+
+class Assessment(NamedTuple):
+    """What the value function says of a batch, T steps of N slots."""
+
+    values: jax.Array
+    """Value of each observation acted on (T, N)."""
+    estimates: jax.Array
+    """Advantages (T, N)."""
+    targets: jax.Array
+    """What the values should have been (T, N)."""
+    normal_targets: jax.Array
+    """The same in the network's own size, under the new statistics."""
+    normal_values: jax.Array
+    """The values in that size."""
+    returns: jax.Array
+    """The new statistics (3,)."""
+    critic: jax.Array
+    """The value network's parameters, changed so that its values are the same under them."""
+
+
+def assess(
+    value: MLP, critic: jax.Array, returns: jax.Array, features: jax.Array, finals: jax.Array,
+    batch: dict[str, jax.Array], gamma: float, lam: float,
+) -> Assessment:  # fmt: skip
+    """Advantages and value targets of a batch (see `rollout.batch`).
+
+    `features` (T+1, N, inputs) are of its observations, `finals` (K, inputs) of its final observations. The value
+    network learns returns shifted and scaled to a common size, whatever the environment pays.
+    """
+    low, spread = shift_and_scale(returns)
+    values = low + spread * value(critic, features)[..., 0]
+    final_values = low + spread * value(critic, finals)[:, 0]
+    next_values = values[1:].reshape(-1).at[batch["finals_at"]].set(final_values, mode="drop")
+    next_values = jnp.where(batch["terminated"], 0.0, next_values.reshape(batch["rewards"].shape))
+    estimates = advantages(batch["rewards"], values[:-1], next_values, batch["ended"], gamma, lam)
+    targets = estimates + values[:-1]
+    new_returns = track_returns(returns, targets, batch["weights"])
+    low, spread = shift_and_scale(new_returns)
+    return Assessment(
+        values[:-1],
+        estimates,
+        targets,
+        (targets - low) / spread,
+        (values[:-1] - low) / spread,
+        new_returns,
+        keep_outputs(critic, value.sizes[-2], returns, new_returns),
+    )

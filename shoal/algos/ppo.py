@@ -21,15 +21,7 @@ from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
-from shoal.estimators import (
-    advantages,
-    explained_variance,
-    keep_outputs,
-    mean,
-    shift_and_scale,
-    standardise,
-    track_returns,
-)
+from shoal.estimators import assess, explained_variance, mean, standardise
 from shoal.moments import Moments
 from shoal.policies import heads
 from shoal.policies.networks import MLP
@@ -197,36 +189,26 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         final_features = policy.features(batch["finals"], shift, scale)
         acted, used = features[:-1], batch["weights"]
 
-        low, spread = shift_and_scale(returns)
-        values = low + spread * value(critic, features)[..., 0]
-        final_values = low + spread * value(critic, final_features)[:, 0]
-        next_values = values[1:].reshape(-1).at[batch["finals_at"]].set(final_values, mode="drop")
-        next_values = jnp.where(batch["terminated"], 0.0, next_values.reshape(used.shape))
-        estimates = advantages(batch["rewards"], values[:-1], next_values, batch["ended"], config.gamma, config.lam)
-        targets = estimates + values[:-1]
-        # The value network learns returns shifted and scaled to a common size, whatever the environment pays.
-        new_returns = track_returns(returns, targets, used)
-        critic = keep_outputs(critic, value.sizes[-2], returns, new_returns)
-        low, spread = shift_and_scale(new_returns)
+        known = assess(value, critic, returns, features, final_features, batch, config.gamma, config.lam)
         old_log_prob = head.log_prob(policy.out(params, acted), batch["actions"])
 
         count = used.size
         rows = {
             "x": acted.reshape(count, -1),
             "actions": batch["actions"].reshape(count, -1),
-            "estimate": estimates.reshape(count),
-            "target": ((targets - low) / spread).reshape(count),
+            "estimate": known.estimates.reshape(count),
+            "target": known.normal_targets.reshape(count),
             "old_log_prob": old_log_prob.reshape(count),
-            "old_value": ((values[:-1] - low) / spread).reshape(count),
+            "old_value": known.normal_values.reshape(count),
             "used": used.reshape(count),
         }
         # One flat vector for policy and value function: one optimizer step instead of many small ones.
-        both, new_adam, learning = descend(jnp.concatenate([params, critic]), adam, rows, key, lr, clip)
+        both, new_adam, learning = descend(jnp.concatenate([params, known.critic]), adam, rows, key, lr, clip)
         learning |= {
-            "train/explained_variance": explained_variance(values[:-1], targets, used),
+            "train/explained_variance": explained_variance(known.values, known.targets, used),
             "finite": jnp.isfinite(both).all(),
         }
-        return both[:policy_size], both[policy_size:], new_adam, new_returns, learning
+        return both[:policy_size], both[policy_size:], new_adam, known.returns, learning
 
     def loss(both: Any, rows: Any, clip: Any) -> Any:
         used = rows["used"]

@@ -21,16 +21,7 @@ from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
-from shoal.estimators import (
-    advantages,
-    conjugate_gradient,
-    explained_variance,
-    keep_outputs,
-    mean,
-    shift_and_scale,
-    standardise,
-    track_returns,
-)
+from shoal.estimators import assess, conjugate_gradient, explained_variance, mean, standardise
 from shoal.moments import Moments
 from shoal.policies import heads
 from shoal.policies.networks import MLP
@@ -181,28 +172,18 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         final_features = policy.features(batch["finals"], shift, scale)
         acted, used = features[:-1], batch["weights"]
 
-        low, spread = shift_and_scale(returns)
-        values = low + spread * value(critic, features)[..., 0]
-        final_values = low + spread * value(critic, final_features)[:, 0]
-        next_values = values[1:].reshape(-1).at[batch["finals_at"]].set(final_values, mode="drop")
-        next_values = jnp.where(batch["terminated"], 0.0, next_values.reshape(used.shape))
-        estimates = advantages(batch["rewards"], values[:-1], next_values, batch["ended"], config.gamma, config.lam)
-        targets = estimates + values[:-1]
-        # The value network learns returns shifted and scaled to a common size, whatever the environment pays.
-        new_returns = track_returns(returns, targets, used)
-        critic = keep_outputs(critic, value.sizes[-2], returns, new_returns)
-        low, spread = shift_and_scale(new_returns)
+        known = assess(value, critic, returns, features, final_features, batch, config.gamma, config.lam)
 
-        new_params, learning = policy_step(params, acted, batch["actions"], standardise(estimates, used), used)
-        new_critic, new_adam, value_loss = value_fit(critic, adam, acted, (targets - low) / spread, used, key)
+        new_params, learning = policy_step(params, acted, batch["actions"], standardise(known.estimates, used), used)
+        new_critic, new_adam, value_loss = value_fit(known.critic, adam, acted, known.normal_targets, used, key)
 
         finite = jnp.isfinite(new_params).all() & jnp.isfinite(new_critic).all()
         learning |= {
             "train/value_loss": value_loss,
-            "train/explained_variance": explained_variance(values[:-1], targets, used),
+            "train/explained_variance": explained_variance(known.values, known.targets, used),
             "finite": finite,
         }
-        return new_params, new_critic, new_adam, new_returns, learning
+        return new_params, new_critic, new_adam, known.returns, learning
 
     def policy_step(params: Any, x: Any, actions: Any, estimates: Any, used: Any) -> Any:
         old = policy.out(params, x)
