@@ -208,6 +208,7 @@ def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
         (["resume", "none"], "there is no run 'none'.*shoal runs"),
         (["resume", "../../etc"], "there is no run"),
         (["evaluate", "none"], "there is no run 'none'"),
+        (["evaluate", "none", "--seed", "-1", "--episodes", "0"], "episodes must be at least 1.*seed must be in 0"),
         (["verify", "trpo", "CartPole-v1", "--engines", "serial,proceses:x"], "not an engine with a number"),
         (["trian"], "Did you mean train?"),
     ],

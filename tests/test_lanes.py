@@ -210,18 +210,6 @@ def test_spaces_that_are_not_supported() -> None:
             describe(EnvSpec("tests.toys:Walk-v0", kwargs).to_tree())
 
 
-def test_width_is_part_of_the_result_and_workers_are_not() -> None:
-    """Why lanes have a fixed width: the same row in another batch need not have the same bits."""
-    env = EnvSpec("tests.toys:Walk-v0", {"size": 64})
-    spaces = describe(env.to_tree())
-    policy = Policy(tuple(spaces["shape"]), spaces["dtype"], heads.from_tree(spaces["head"]), (64, 64))
-    params = policy.init(seeding.rng(0, "weights"))
-    rows = seeding.rng(0, "learn").standard_normal((16, 64), dtype=np.float32)
-    together = policy.network(params, rows)
-    alone = np.concatenate([policy.network(params, row[None]) for row in rows])
-    np.testing.assert_allclose(together, alone, atol=1e-4)
-
-
 def test_replay_that_ends_early_is_named() -> None:
     env = EnvSpec("tests.toys:Flaky-v0")
     _, weights = policy_for(env)
