@@ -1,0 +1,89 @@
+"""The `shoal` command: subcommands only. What they do lives in the modules that they call."""
+
+from __future__ import annotations
+
+import os
+
+# One BLAS thread also in this process, before anything loads NumPy: the serial engine runs lanes here.
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+
+import difflib
+import importlib
+import io
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from shoal import __version__
+from shoal.errors import ShoalError, Stopped, UsageError, problem_list
+
+USAGE = """\
+shoal: reinforcement learning on any number of workers, with the same result
+
+  shoal train trpo CartPole-v1                     learn, on all cores
+  shoal train trpo --help                          every setting of an algorithm
+  shoal resume trpo-CartPole-v1-0001               go on with a run
+  shoal evaluate trpo-CartPole-v1-0001             play episodes with its policy
+  shoal runs                                       list runs
+  shoal presets                                    settings that are known to learn
+  shoal check-env CartPole-v1                      does an environment keep the rules?
+  shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
+                                                   check that results are equal, bit for bit
+  shoal doctor                                     what works on this machine
+
+Each command has --help. Exit codes: 0 done, 1 failed or different, 2 your settings or environment, 130/143 stopped.
+"""
+
+COMMANDS = {
+    "train": "learn:train",
+    "resume": "learn:resume",
+    "verify": "learn:verify",
+    "evaluate": "runs:evaluate",
+    "runs": "runs:list_runs",
+    "presets": "machine:show_presets",
+    "check-env": "machine:check_env",
+    "doctor": "machine:doctor",
+}
+"""Name of each command, and the module of this package and the function that run it."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # also into a file or a pipe: long commands are watched there
+    # Where the command is typed is where `module:Env-v0` is looked for; last, so that it shadows nothing.
+    sys.path.append(str(Path.cwd()))
+    try:
+        sys.exit(_dispatch(words))
+    except Stopped as stop:
+        sys.exit(128 + stop.number)
+    except ShoalError as error:
+        for problem in problem_list(error):
+            print(f"error: {problem}", file=sys.stderr)
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    command = COMMANDS.get(words[0])
+    if command is None:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(f"there is no command {words[0]!r}.{hint} To see them all, type: shoal --help")
+    module, _, function = command.partition(":")
+    run: Callable[[list[str]], int] = getattr(importlib.import_module(f"shoal.cli.{module}"), function)
+    return run(words[1:])

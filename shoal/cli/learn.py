@@ -1,0 +1,138 @@
+"""Commands that learn: train, resume, verify."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+from rich.console import Console
+
+from shoal.cli.parsing import algorithm, console, parse, say
+from shoal.errors import Stopped
+
+if TYPE_CHECKING:
+    from shoal.run import Result
+
+
+def train(words: list[str]) -> int:
+    """Learn."""
+    name, parsed = algorithm("train", words)
+    from shoal import run
+
+    out = console()
+    return _watch(out, lambda: run.train(name, parsed.settings, parsed.config, console=out))
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run, exactly where its newest checkpoint is, on any engine and number of workers."""
+
+    run: tyro.conf.Positional[str]
+    """Name of the run, or path of its folder."""
+    steps: int | None = None
+    """New goal in environment steps, to go on with a run that has finished."""
+    iterations: int | None = None
+    """New goal in iterations."""
+    engine: str | None = None
+    """Another engine."""
+    workers: int | None = None
+    """Another number of workers."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+
+def resume(words: list[str]) -> int:
+    """Go on with a run."""
+    wanted = parse(Resume, words, "resume")
+    from shoal import run
+
+    changes = {key: getattr(wanted, key) for key in ("steps", "iterations", "engine", "workers")}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if wanted.engine is not None:
+        changes.setdefault("workers", None)
+    if wanted.steps is not None:
+        changes.setdefault("iterations", None)
+    out = console()
+    return _watch(out, lambda: run.resume(wanted.run, Path(wanted.runs), changes, console=out))
+
+
+def _watch(out: Console, go: Callable[[], Result]) -> int:
+    """Run to the end, or to a signal; then say what there is now and what to type next."""
+    from shoal.run import on_runs, program, resume_command
+
+    try:
+        result = go()
+    except Stopped as stop:
+        for note in getattr(stop, "__notes__", ["nothing was learned yet, so nothing was saved"]):
+            say(out, f"{stop}: {note}")
+        return 128 + stop.number
+    metrics, run = result.metrics, result.run
+    if result.seconds == 0:
+        again = f"{resume_command(run)} --steps {2 * metrics['time/total_timesteps']}"
+        say(out, f"{run.name} has reached its goal already. To go on, type: {again}")
+        return 0
+    score = metrics.get("rollout/ep_rew_mean")
+    steps, speed, idle = metrics["time/total_timesteps"], metrics["time/fps"], metrics["time/idle_share"]
+    say(
+        out,
+        f"Done:   {steps:,} steps in {result.seconds:.1f} s ({speed:,.0f} steps/s, workers idle {idle:.0%})\n"
+        f"Return: {'no episode has ended yet' if score is None else f'{score:.1f}, mean of the last 100 episodes'}\n"
+        f"Limit:  {result.advice}\n"
+        f"Digest: {metrics['digest']}, equal for this seed on every engine and number of workers\n"
+        f"Saved:  {run.path}\n"
+        f"Next:   {program()} evaluate {run.name}{on_runs(run)}\n"
+        f"        {resume_command(run)} --steps {2 * steps}",
+    )
+    if shutil.which("tensorboard"):
+        say(out, f"        tensorboard --logdir {run.path.parent}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Verify:
+    """How to verify."""
+
+    engines: str = "serial,processes:1,processes:3"
+    """What to compare: engines, with numbers of workers."""
+    kill_workers: bool = False
+    """Also with a worker killed (SIGKILL) in each iteration."""
+    kill_head: bool = False
+    """Also with the head killed (SIGKILL) half-way and the run resumed on the next engine of the list."""
+
+
+def verify(words: list[str]) -> int:
+    """Check that results are equal."""
+    name, parsed = algorithm("verify", words, Verify)
+    from shoal import verify as verification
+
+    out = console()
+    chosen = verification.parse_engines(parsed.extra.engines)
+    todo = verification.ways(chosen, parsed.extra.kill_workers, parsed.extra.kill_head)
+    settings = parsed.settings
+    if settings.iterations is None:
+        settings = dataclasses.replace(settings, iterations=5, steps=10**12)
+
+    def report(outcome: verification.Outcome) -> None:
+        last = outcome.lines[-1]
+        lost = f", {outcome.lost_workers} workers lost" if outcome.lost_workers else ""
+        say(
+            out,
+            f"{last['digest']}  {len(outcome.lines)} iterations, {last['time/total_timesteps']:,} steps, "
+            f"{outcome.seconds:.1f} s{lost}: {outcome.way}",
+        )
+
+    say(
+        out,
+        f"{name} {settings.env}, seed {settings.seed}, {settings.iterations} iterations in {len(todo)} ways",
+    )
+    difference = verification.verify(name, settings, parsed.config, todo, report)
+    if difference:
+        say(out, f"DIFFERENT: {difference}")
+        return 1
+    say(out, f"Equal: all {len(todo)} ways gave the same digest in every iteration")
+    return 0

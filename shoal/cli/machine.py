@@ -1,0 +1,88 @@
+"""Commands about environments, presets and this machine: check-env, presets, doctor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+from shoal import presets
+from shoal.cli.parsing import console, parse, say
+from shoal.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CheckEnv:
+    """Try whether an environment keeps the rules that equal results rest on, how fast it is and whether it leaks."""
+
+    env: tyro.conf.Positional[str]
+    """Environment: a Gymnasium id, or module:Env-v0 to import the module first."""
+    env_kwargs: str = "{}"
+    """Keyword arguments for the environment, as JSON."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after this many steps."""
+    seconds: float = 3.0
+    """How long to measure speed and memory."""
+
+
+def check_env(words: list[str]) -> int:
+    """Check an environment."""
+    wanted = parse(CheckEnv, words, "check-env")
+    from shoal.envs.check import check
+    from shoal.run import Settings
+
+    settings = Settings(wanted.env, env_kwargs=wanted.env_kwargs, max_episode_steps=wanted.max_episode_steps)
+    problems = settings.problems()
+    if problems:
+        raise UsageError(problems)
+    out = console()
+    failed = 0
+    for verdict in check(settings.env_spec, wanted.seconds):
+        failed += verdict.works is False
+        sign = {True: "ok  ", False: "FAIL", None: "    "}[verdict.works]
+        say(out, f"{sign} {verdict.what:30} {verdict.detail}")
+    say(out, f"{failed} of Shoal's promises do not hold for it" if failed else "It keeps every rule")
+    return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Presets:
+    """List the presets: settings that `shoal train` uses for an environment unless told otherwise."""
+
+    algo: tyro.conf.Positional[str | None] = None
+    """Show the settings of this algorithm's presets."""
+
+
+def show_presets(words: list[str]) -> int:
+    """List or show presets."""
+    wanted = parse(Presets, words, "presets")
+    from shoal import algos
+
+    out = console()
+    if wanted.algo is None:
+        for algo in algos.ALGOS:
+            say(out, f"{algo}: {', '.join(presets.presets(algo)) or 'none'}")
+        return 0
+    algos.load(wanted.algo)
+    for name, settings in presets.presets(wanted.algo).items():
+        values = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.items())
+        say(out, f"shoal train {wanted.algo} {name}\n  {values}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Try every engine and optional package on this machine, and say what to install for those that do not work."""
+
+
+def doctor(words: list[str]) -> int:
+    """Say what works here."""
+    parse(Doctor, words, "doctor")
+    from shoal.doctor import examine
+
+    out = console()
+    checks = examine()
+    width = max(len(check.what) for check in checks)
+    for check in checks:
+        say(out, f"{'ok' if check.works else '--'}  {check.what:{width}}  {check.detail}")
+    return 0

@@ -1,0 +1,94 @@
+"""Words of a command line to settings, and lines to the console."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from typing import Any, TypeVar
+
+import tyro
+from rich.console import Console
+
+from shoal import presets
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], words: list[str], command: str, description: str | None = None, default: T | None = None) -> T:
+    """Settings of one command from its words; tyro says what is wrong with them and exits with 2."""
+    return tyro.cli(
+        kind,
+        args=words,
+        prog=f"shoal {command}",
+        description=description,
+        default=tyro.MISSING_NONPROP if default is None else default,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+
+
+def console() -> Console:
+    """The console, with Shoal's log lines going through it so that they do not tear a live line."""
+    out = Console()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(out, f"{record.levelname.lower()}: {record.getMessage()}")
+
+    logger = logging.getLogger("shoal")
+    logger.handlers = [Handler()]
+    logger.propagate = False
+    return out
+
+
+def say(out: Console, text: str) -> None:
+    """Print as it is: no markup, no colours of rich's choosing, no wrapping that would break a command to copy."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def algorithm(command: str, words: list[str], extra: type[Any] | None = None) -> tuple[str, Any]:
+    """The algorithm's name, and its settings parsed into an object with `settings`, `config` and maybe `extra`."""
+    from shoal import algos
+    from shoal.run import Settings
+
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: shoal {command} ALGORITHM ENVIRONMENT [--setting value ...]\n")
+        print(f"Algorithms: {', '.join(algos.ALGOS)}")
+        print(f"Example:    shoal {command} trpo CartPole-v1 --seed 1")
+        print(f"Settings:   shoal {command} trpo --help")
+        sys.exit(0 if words else 2)
+    name = words[0]
+    module = algos.load(name)
+    fields: list[tuple[str, Any]] = [("settings", Settings), ("config", module.Config)]
+    if extra is not None:
+        fields.append(("extra", extra))
+    both = dataclasses.make_dataclass("Both", fields, frozen=True)
+    description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 --seed 1"
+    rest = _env_first(words[1:])
+    default = None
+    if NO_PRESET in rest:
+        rest.remove(NO_PRESET)
+    elif rest and (preset := presets.find(name, rest[0])):
+        print(f"Using the preset {rest[0]} of {name} (to see it: shoal presets {name}; without it: {NO_PRESET})")
+        rest[0] = preset["env"]
+        default = both(*[_fill(kind, preset) for _, kind in fields])
+    return name, parse(both, rest, f"{command} {name}", description, default)
+
+
+NO_PRESET = "--no-preset"
+
+
+def _fill(kind: type[Any], preset: dict[str, Any]) -> Any:
+    """A dataclass with those values of a preset that are its fields."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in preset.items() if key in names})
+
+
+def _env_first(words: list[str]) -> list[str]:
+    """`--env NAME` and `--env-id NAME`, as other libraries spell it, mean the positional argument."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--env", "--env-id"):
+            after = words[at + 1 :]
+            return [value, *words[:at], *after] if equals else [*after[:1], *words[:at], *after[1:]]
+    return words
