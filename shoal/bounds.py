@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,7 @@ def problems(
     above_zero: Iterable[str] = (),
     not_negative: Iterable[str] = (),
     fractions: Iterable[str] = (),
+    finite: Iterable[str] = (),
 ) -> list[str]:
     """What is wrong with the named fields, in words. A field that is None was not set, and is fine."""
     rules = (
@@ -21,6 +23,7 @@ def problems(
         (above_zero, lambda value: value > 0, "above 0"),
         (not_negative, lambda value: value >= 0, "0 or more"),
         (fractions, lambda value: 0 <= value <= 1, "in 0..1"),
+        (finite, math.isfinite, "a finite number"),
     )
     found = []
     for names, holds, words in rules:

@@ -49,6 +49,8 @@ class Config:
     """Hidden layers of the policy and of the value function."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Hidden activation."""
+    log_std_init: float = 0.0
+    """Log standard deviation of a new policy's actions, where they are numbers."""
     normalise: bool = True
     """Shift and scale observations by their running statistics."""
     lr: float = 3e-4
@@ -87,6 +89,7 @@ class Config:
             above_zero=("lr", "clip", "value_clip", "max_grad_norm", "max_kl"),
             not_negative=("entropy", "value_weight"),
             fractions=("gamma", "lam"),
+            finite=("log_std_init",),
         )
         if self.minibatch > self.batch_steps:
             found.append(f"minibatch ({self.minibatch}) must not be larger than batch_steps ({self.batch_steps})")
@@ -107,7 +110,7 @@ def train(
     update = jax.jit(make_update(config, policy, value, optimizer))
 
     state = state or {}
-    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights")))
+    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights"), config.log_std_init))
     critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
     returns = state.get("value", {}).get("returns", np.zeros(3, np.float32))
     adam = optimizer.init(jnp.concatenate([params, critic]))

@@ -49,6 +49,8 @@ class Config:
     """Hidden layers of the policy and of the value function."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Hidden activation."""
+    log_std_init: float = 0.0
+    """Log standard deviation of a new policy's actions, where they are numbers."""
     normalise: bool = True
     """Shift and scale observations by their running statistics."""
     max_kl: float = 0.01
@@ -86,6 +88,7 @@ class Config:
             above_zero=("max_kl", "value_lr"),
             not_negative=("cg_damping", "value_epochs"),
             fractions=("gamma", "lam"),
+            finite=("log_std_init",),
         )  # fmt: skip
         if not 0 < self.line_search_shrink < 1:
             found.append(f"line_search_shrink must be between 0 and 1, not {self.line_search_shrink}")
@@ -106,7 +109,7 @@ def train(
     update = jax.jit(make_update(config, policy, value, optimizer))
 
     state = state or {}
-    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights")))
+    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights"), config.log_std_init))
     critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
     returns = state.get("value", {}).get("returns", np.zeros(3, np.float32))
     adam = optimizer.init(jnp.asarray(critic))

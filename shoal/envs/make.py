@@ -56,7 +56,7 @@ def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
                 registered.max_episode_steps = None
             elif spec.max_episode_steps is not None:
                 registered.max_episode_steps = spec.max_episode_steps
-            _calm_mujoco(registered)
+            _calm(registered)
             env = gymnasium.make(registered, disable_env_checker=True, **spec.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(f"{spec.id} needs a package that is not installed: {error}") from None
@@ -86,9 +86,18 @@ def time_limit(spec: EnvSpec) -> int | None:
     return spec.max_episode_steps or registered.max_episode_steps
 
 
+_REGISTERED_BY = {"ALE": "ale_py"}  # namespaces of well-known packages, which nobody wants to spell as module:Env-v0
+
+
+def _module_and_id(name: str) -> tuple[str, str]:
+    """What to import so that an environment is registered (or nothing), and its plain id."""
+    module, _, plain = name.rpartition(":")
+    return module or _REGISTERED_BY.get(plain.partition("/")[0], ""), plain
+
+
 def _registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
     """A copy of Gymnasium's own record of an environment."""
-    module, _, plain = spec.id.rpartition(":")
+    module, plain = _module_and_id(spec.id)
     if module:
         importlib.import_module(module)
     return copy.deepcopy(gymnasium.spec(plain))
@@ -97,15 +106,20 @@ def _registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
 _said: set[str] = set()
 
 
-def _calm_mujoco(registered: gymnasium.envs.registration.EnvSpec) -> None:
-    """MuJoCo repeats its warnings for every environment and writes them to a log in the working folder."""
-    if "mujoco" not in str(registered.entry_point):
-        return
+def _calm(registered: gymnasium.envs.registration.EnvSpec) -> None:
+    """MuJoCo repeats its warnings for every environment and logs them in the working folder; ALE prints a banner."""
+    maker = str(registered.entry_point)
     try:
-        import mujoco
+        if "mujoco" in maker:
+            import mujoco
+
+            mujoco.set_mju_user_warning(_warn_once)
+        elif maker.startswith("ale_py"):
+            import ale_py
+
+            ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     except ImportError:
         return  # Gymnasium says what to install when the environment is made
-    mujoco.set_mju_user_warning(_warn_once)
 
 
 def _warn_once(message: str) -> None:
@@ -138,7 +152,7 @@ def describe(spec: Tree) -> dict[str, Any]:
 
 def check_id(name: str) -> list[str]:
     """What is wrong with an environment's name, found without making it."""
-    module, _, plain = name.rpartition(":")
+    module, plain = _module_and_id(name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -150,6 +164,10 @@ def check_id(name: str) -> list[str]:
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         hint += "" if module else " If a module of yours registers it, name it as module:Env-v0"
         return [f"there is no environment {plain!r}. {error}{hint}"]
+    except ModuleNotFoundError as error:
+        if error.name == "ale_py":
+            return [f"{plain} needs the Atari emulator. To install it, type: pip install 'shoal[atari]'"]
+        return [f"the module {module} of the environment {plain} cannot be imported: {error}"]
     except Exception as error:  # whatever the user's module raises when it is imported
         return [f"the module {module} of the environment {plain} cannot be imported: {type(error).__name__}: {error}"]
     return []

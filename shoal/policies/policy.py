@@ -49,9 +49,10 @@ class Policy:
         """From features to what of `out` depends on the observation."""
         return MLP((self.inputs, *self.hidden, self.head.outputs - self.head.free), self.activation)
 
-    def init(self, rng: np.random.Generator) -> np.ndarray:
-        """Flat parameters of a new policy: near-uniform over actions."""
-        return np.concatenate([self.network.init(rng, out_scale=0.01), np.zeros(self.head.free, np.float32)])
+    def init(self, rng: np.random.Generator, log_std: float = 0.0) -> np.ndarray:
+        """Flat parameters of a new policy: near-uniform over choices; around zero, that wide, for numbers."""
+        free = np.full(self.head.free, log_std, np.float32)
+        return np.concatenate([self.network.init(rng, out_scale=0.01), free])
 
     def features(self, observations: Any, mean: Any, scale: Any) -> Any:
         """Network inputs (..., inputs) float32 from observations (..., *shape)."""
