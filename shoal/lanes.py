@@ -7,13 +7,12 @@ The width is part of the task, because a row of a batch has other bits than the 
   the actions since. Episodes follow each other in a slot.
 - `episodes` runs whole episodes from fresh resets and keeps nothing but the environments themselves.
 
-This module has the only `env.step` of the package.
+No other module steps single environments; `vectors` has lanes of native vector environments.
 """
 
 from __future__ import annotations
 
 import json
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -22,14 +21,12 @@ import gymnasium
 import numpy as np
 
 from shoal import seeding
-from shoal.envs.make import EnvSpec, make, observation_dtype, time_limit
+from shoal.envs.make import EnvSpec, make, time_limit
 from shoal.errors import EnvironmentFault
-from shoal.moments import Moments
 from shoal.policies.policy import Policy
+from shoal.records import NOISE_STEPS, Record, Slots
 from shoal.trees import Tree
-
-NOISE_STEPS = 128
-"""Noise for sampling is drawn for this many steps at once. Part of the task: changing it changes every run."""
+from shoal.vectors import VectorLane
 
 
 def fragment(place: Tree, policy: Tree, weights: Tree, steps: int, ledger: Tree | None = None) -> Tree | None:
@@ -42,12 +39,12 @@ def fragment(place: Tree, policy: Tree, weights: Tree, steps: int, ledger: Tree 
     held = _live.setdefault(place["token"], {})
     _live.move_to_end(place["token"])
     position, lane = held.pop(place["lane"], (None, None))
-    if lane is None or position != place["fragment"]:
+    if lane is None or position != place["fragment"] or ledger is not None:
         if lane is not None:
             lane.close()
         if ledger is None:
             return None
-        lane = Lane(place)
+        lane = VectorLane(place) if place["env"]["vector"] else Lane(place)
         lane.rebuild(ledger, parsed)
     rng = seeding.rng(place["seed"], place["purpose"] + "-act", place["lane"], place["fragment"])
     record = lane.run(parsed, weights, rng, lambda slot: lane.episodes[slot] + 1, steps)
@@ -82,22 +79,14 @@ def episodes(place: Tree, policy: Tree, weights: Tree, budget: Tree, greedy: boo
     return record
 
 
-class Lane:
-    """`width` slots. Slot s is in episode `episodes[s]` and will act on `observations[s]`; -1 means in none."""
+class Lane(Slots):
+    """A lane of single environments, one for each slot."""
 
     def __init__(self, place: Tree) -> None:
-        self.seed, self.purpose, self.number = place["seed"], place["purpose"], place["lane"]
-        self.width = place["width"]
-        self.spec = EnvSpec(**place["env"])
+        super().__init__(place)
         self.limit = time_limit(self.spec)
         self.envs = [_borrow(self.spec) for _ in range(self.width)]
-        space = self.envs[0].observation_space
-        self.observations = np.zeros((self.width, *(space.shape or ())), observation_dtype(space))
-        self.clock = 0
-        self.taken = 0
-        self.episodes = [-1] * self.width
-        self.begun = [0] * self.width  # by the clock
-        self.returns = [0.0] * self.width  # of the running episodes, before this task
+        self.see(self.envs[0].observation_space)
 
     def begin(self, slot: int, episode: int) -> None:
         """Start an episode in a slot, from its own seed."""
@@ -108,7 +97,7 @@ class Lane:
         try:
             self.observations[slot] = self.envs[slot].reset(seed=self.episode_seed(slot, episode))[0]
         except Exception as error:
-            raise self._raised(slot, error) from error
+            raise self.raised(slot, error) from error
 
     def rebuild(self, ledger: Tree, policy: Policy) -> None:
         """Bring every slot to where the ledger says it is."""
@@ -121,7 +110,7 @@ class Lane:
                 try:
                     observation, reward, terminated, truncated, _ = env.step(action)
                 except Exception as error:
-                    raise self._raised(slot, error) from error
+                    raise self.raised(slot, error) from error
                 if terminated or truncated:
                     raise EnvironmentFault(self._not_deterministic(slot, step, len(entry["actions"])))
                 self.observations[slot] = observation
@@ -168,7 +157,7 @@ class Lane:
                         ended.append((slot, bool(terminated)))
                 self.observations = self._stacked(rows)
             except Exception as error:
-                raise self._raised(slot, error) from error
+                raise self.raised(slot, error) from error
             record.rewards.append(rewards)
             time += 1
             self.taken += len(active)
@@ -205,21 +194,6 @@ class Lane:
             else:
                 idle.append(env)
 
-    def episode_seed(self, slot: int, episode: int) -> int:
-        """What the environment of a slot is reset with."""
-        return seeding.integer(self.seed, self.purpose, self.number, slot, episode)
-
-    def where(self, slot: int, episode: int, step: int) -> str:
-        """How a message names one step."""
-        seed = self.episode_seed(slot, episode)
-        return f"{self.spec.id}, lane {self.number}, slot {slot}, episode {episode} (reset seed {seed}), step {step}"
-
-    def _raised(self, slot: int, error: Exception) -> EnvironmentFault:
-        below = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        trace = "".join(traceback.format_exception(type(error), error, below))
-        where = self.where(slot, self.episodes[slot], max(self.clock - self.begun[slot] - 1, 0))
-        return EnvironmentFault(f"the environment raised {type(error).__name__}: {error}\nin {where}\n\n{trace}")
-
     def _not_deterministic(self, slot: int, step: int, length: int) -> str:
         return (
             f"the environment is not deterministic under its seed: an episode of {length} steps so far ended at step "
@@ -239,109 +213,14 @@ class Lane:
         )
 
 
-class Record:
-    """What happened in a lane: T steps of W slots, and K ends of episodes in order of time, then slot.
-
-    observations (T+1, W, ...)   what was acted on; the last row is what the next step would act on
-    actions      (T, W, numbers)
-    rewards      (T, W) float32
-    steps        (W,)            how many of the T steps each slot took; a slot that is left stays left
-    ends         (K, 2)          time and slot of the last step of each episode that ended
-    terminated   (K,) bool       True: the environment ended it. False: it was cut off (truncated)
-    finals       (K, ...)        the observation after that step, which `observations` has no place for
-    returns, lengths, episodes   (K,) of those episodes, whole
-    moments                      count, mean and squared deviations of the observations acted on
-    """
-
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.clock = lane.clock  # when this record begins
-        self.begun_at = [
-            (episode, lane.clock - begun) for episode, begun in zip(lane.episodes, lane.begun, strict=True)
-        ]
-        self.observations: list[np.ndarray] = []
-        self.actions: list[np.ndarray] = []
-        self.rewards: list[list[float]] = []
-        self.ends: list[tuple[int, int]] = []
-        self.terminated: list[bool] = []
-        self.finals: list[np.ndarray] = []
-        self.returns: list[float] = []
-        self.lengths: list[int] = []
-        self.episodes: list[int] = []
-
-    def end(self, time: int, slot: int, terminated: bool) -> None:
-        """An episode ended in a slot; call before the next one begins there."""
-        lane = self.lane
-        self.ends.append((time, slot))
-        self.terminated.append(terminated)
-        self.finals.append(lane.observations[slot].copy())
-        self.returns.append(self._return(slot))
-        self.lengths.append(lane.clock - lane.begun[slot])
-        self.episodes.append(lane.episodes[slot])
-
-    def _return(self, slot: int) -> float:
-        """Sum of a slot's rewards since its episode began; added up in order of time, wherever tasks were cut."""
-        lane = self.lane
-        total = lane.returns[slot]
-        for row in self.rewards[max(lane.begun[slot] - self.clock, 0) :]:
-            total += row[slot]  # not `sum`, which newer Pythons compensate: `rebuild` adds one by one as well
-        return total
-
-    def tree(self, policy: Policy, time: int) -> Tree:
-        """Plain data, checked for numbers that are not finite."""
-        lane = self.lane
-        lane.returns = [self._return(slot) for slot in range(lane.width)]
-        observations = np.stack([*self.observations, lane.observations])
-        rewards = np.array(self.rewards, np.float32).reshape(time, lane.width)
-        ends = np.array(self.ends, np.int32).reshape(-1, 2)
-        steps = np.full(lane.width, time, np.int32)
-        for slot in range(lane.width):
-            if lane.episodes[slot] < 0:
-                last = [when for when, where in self.ends if where == slot]
-                steps[slot] = last[-1] + 1 if last else 0
-        self._check_finite("reward", rewards)
-        self._check_finite("observation", observations)
-        tree: Tree = {
-            "observations": observations,
-            "actions": np.stack(self.actions).astype(policy.head.action_dtype, copy=False),
-            "rewards": rewards,
-            "steps": steps,
-            "ends": ends,
-            "terminated": np.array(self.terminated, bool),
-            "finals": np.array(self.finals, observations.dtype).reshape(-1, *observations.shape[2:]),
-            "returns": np.array(self.returns, np.float64),
-            "lengths": np.array(self.lengths, np.int64),
-            "episodes": np.array(self.episodes, np.int64),
-        }
-        self._check_finite("final observation", tree["finals"])
-        if policy.normalise:
-            acted_on = policy.numbers(observations[:-1])
-            rows = [acted_on[: steps[slot], slot] for slot in range(lane.width)]
-            tree["moments"] = Moments.of(np.concatenate(rows)).to_tree()
-        return tree
-
-    def _check_finite(self, what: str, values: np.ndarray) -> None:
-        if values.dtype.kind != "f" or np.isfinite(values.sum()) or np.isfinite(values).all():
-            return
-        at = np.argwhere(~np.isfinite(values))[0].tolist()
-        # A final observation is listed by end; everything else by time and slot.
-        time, slot = self.ends[at[0]] if what == "final observation" else (at[0], at[1])
-        before = [end for end, where in self.ends if where == slot and end < time]
-        first_episode, first_step = self.begun_at[slot]
-        step = time - before[-1] - 1 if before else first_step + time
-        raise EnvironmentFault(
-            f"the environment returned the {what} {values[tuple(at)]}\n"
-            f"in {self.lane.where(slot, first_episode + len(before), step)}. "
-            f"Nothing was learned from it. Look at the environment with that seed, or clip what it returns"
-        )
-
-
 # What a worker keeps between tasks -------------------------------------------------------------------------------
 
 _KEEP_RUNS = 4  # a worker may serve several heads at once
 _KEEP_SPECS = 4
 
-_live: OrderedDict[str, dict[int, tuple[int, Lane]]] = OrderedDict()  # run -> lane -> (fragments done, lane)
+_live: OrderedDict[str, dict[int, tuple[int, Lane | VectorLane]]] = (
+    OrderedDict()
+)  # run -> lane -> (fragments done, lane)
 _pool: OrderedDict[str, list[gymnasium.Env[Any, Any]]] = OrderedDict()
 
 

@@ -22,6 +22,7 @@ from shoal.lanes import episodes, fragment
 from shoal.moments import Moments
 from shoal.policies.policy import Policy
 from shoal.trees import Tree
+from shoal.vectors import LIFE
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Lanes:
             "env": env.to_tree(),
         }
         self._policy = policy.to_tree()
+        self._vector = env.vector is not None
         self._rounds = 0
         self._ledger = [[_Slot(0) for _ in range(width)] for _ in range(count)]
         if state is not None:
@@ -79,6 +81,8 @@ class Lanes:
                     records[lane] = record
         for lane, record in records.items():
             self._extend(lane, record)
+            if self._vector:
+                self._renew(lane)
         self._rounds += 1
         return [records[lane] for lane in range(self.count)]
 
@@ -117,6 +121,8 @@ class Lanes:
 
     def _extend(self, lane: int, record: Tree) -> None:
         actions, ends = record["actions"], record["ends"]
+        if self._vector:  # what follows an end depends on what came before it
+            ends = ends[:0]
         for number, slot in enumerate(self._ledger[lane]):
             times = ends[ends[:, 1] == number, 0]
             begin = 0
@@ -125,6 +131,13 @@ class Lanes:
                 slot.episode += len(times)
                 slot.pieces = []
             slot.pieces.append(actions[begin:, number].copy())  # a view would keep the whole message in memory
+
+    def _renew(self, lane: int) -> None:
+        """Have a vector lane made anew once its ledger is long."""
+        slots = self._ledger[lane]
+        if sum(map(len, slots[0].pieces)) >= LIFE:
+            self._ledger[lane] = [_Slot(slot.episode + 1) for slot in slots]
+            self._told[lane] = False
 
     def _restore(self, state: Tree) -> None:
         self._rounds = state["rounds"]
@@ -138,7 +151,7 @@ def batch(records: Sequence[Tree]) -> dict[str, np.ndarray]:
     """One batch for the learner from records in lane order: T steps of N slots.
 
     observations (T+1, N, ...), actions (T, N, numbers), rewards (T, N)
-    weights      (T, N)    1 where a slot took a step, 0 where it is padding
+    weights      (T, N)    1 where a slot took a step, 0 where it is padding or spent the step on a reset
     terminated, ended (T, N) bool
     finals       (K, ...)  final observations of truncated episodes, padded
     finals_at    (K,)      index of their step in the flat (T * N) batch; T * N for padding
@@ -155,6 +168,7 @@ def batch(records: Sequence[Tree]) -> dict[str, np.ndarray]:
     rewards = np.zeros((time, slots), np.float32)
     terminated = np.zeros((time, slots), bool)
     ended = np.zeros((time, slots), bool)
+    weights = (np.arange(time)[:, None] < steps).astype(np.float32)
     finals, finals_at = [], []
     for lane, record in enumerate(records):
         length, here = len(record["rewards"]), slice(lane * width, (lane + 1) * width)
@@ -164,6 +178,7 @@ def batch(records: Sequence[Tree]) -> dict[str, np.ndarray]:
         times, columns = record["ends"][:, 0], record["ends"][:, 1] + lane * width
         ended[times, columns] = True
         terminated[times, columns] = record["terminated"]
+        weights[record["skipped"][:, 0], record["skipped"][:, 1] + lane * width] = 0.0
         cut = ~record["terminated"]
         finals.append(record["finals"][cut])
         finals_at.append(times[cut] * slots + columns[cut])
@@ -179,7 +194,7 @@ def batch(records: Sequence[Tree]) -> dict[str, np.ndarray]:
         "observations": observations,
         "actions": actions,
         "rewards": rewards,
-        "weights": (np.arange(time)[:, None] < steps).astype(np.float32),
+        "weights": weights,
         "terminated": terminated,
         "ended": ended,
         "finals": padded,
@@ -216,7 +231,7 @@ class Scores:
     def add(self, records: Sequence[Tree]) -> None:
         """Count records, in lane order."""
         for record in records:
-            self.steps += int(record["steps"].sum())
+            self.steps += int(record["steps"].sum()) - len(record["skipped"])
             self.episodes += len(record["returns"])
             self._returns.extend(record["returns"].tolist())
             self._lengths.extend(record["lengths"].tolist())

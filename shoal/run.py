@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -66,6 +66,9 @@ class Settings:
     """An episode longer than this is an error: the environment never ends."""
     recreate_after: int = 0
     """Make environments anew after this many episodes, for those that leak memory."""
+    vector: Literal["envpool", "gymnasium"] | None = None
+    """Step lanes as one native vector environment: EnvPool's, or the environment's own vector form. Another
+    implementation of the environment, so another result; equal on every engine all the same."""
     runs: str = "runs"
     """Folder of all runs."""
     name: str | None = None
@@ -98,6 +101,8 @@ class Settings:
             above_zero=("checkpoint_seconds", "task_timeout"),
             not_negative=("recreate_after",),
         )  # fmt: skip
+        if self.vector and self.recreate_after:
+            found.append("recreate_after does not go with vector: vector lanes are made anew by themselves")
         if not 0 <= self.seed <= MAX_SEED:
             found.append(f"seed must be in 0..{MAX_SEED}, not {self.seed}")
         try:
@@ -116,6 +121,7 @@ class Settings:
             self.max_episode_steps,
             self.recreate_after,
             self.step_limit,
+            self.vector,
         )
 
     @property
@@ -142,6 +148,8 @@ def train(
 ) -> Result:  # fmt: skip
     """Start a new run and train until its goal is reached. Settings are checked before anything is written."""
     problems = settings.problems() + config.problems()
+    if settings.vector and config.batch == "episodes":
+        problems.append("vector does not go with batch episodes: use --batch fragments, or leave out --vector")
     if problems:
         raise UsageError(problems)
     threads = settings.learner_threads or learner.threads_for(config.hidden)

@@ -19,6 +19,7 @@ def record(steps: list[int], ends: list[tuple[int, int, bool]], start: float = 0
         "finals": np.array([[1000.0 + end[0]] for end in ends], np.float32).reshape(-1, 1),
         "returns": np.array([float(end[0] + 1) for end in ends]),
         "lengths": np.array([end[0] + 1 for end in ends]),
+        "skipped": np.zeros((0, 2), np.int32),
     }
 
 

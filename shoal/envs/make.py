@@ -34,6 +34,8 @@ class EnvSpec:
     """Make the environment anew after this many episodes, for those that leak memory; 0 never does."""
     step_limit: int = 100_000
     """An episode longer than this is an error: the environment never ends."""
+    vector: str | None = None
+    """Step lanes as one native vector environment: "envpool", or "gymnasium" for the environment's own vector form."""
 
     def to_tree(self) -> Tree:
         """Plain data."""
@@ -49,15 +51,15 @@ def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice on newer versions of an environment would come once per slot
-            registered = _registered(spec)
-            lean = not registered.additional_wrappers
+            record = registered(spec)
+            lean = not record.additional_wrappers
             if lean:
-                registered.order_enforce = False
-                registered.max_episode_steps = None
+                record.order_enforce = False
+                record.max_episode_steps = None
             elif spec.max_episode_steps is not None:
-                registered.max_episode_steps = spec.max_episode_steps
-            _calm(registered)
-            env = gymnasium.make(registered, disable_env_checker=True, **spec.kwargs)
+                record.max_episode_steps = spec.max_episode_steps
+            _calm(record)
+            env = gymnasium.make(record, disable_env_checker=True, **spec.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(f"{spec.id} needs a package that is not installed: {error}") from None
     except gymnasium.error.Error as error:
@@ -80,10 +82,10 @@ def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
 
 def time_limit(spec: EnvSpec) -> int | None:
     """Steps after which a lane cuts an episode off; None where there is no limit or the environment keeps it itself."""
-    registered = _registered(spec)
-    if registered.additional_wrappers:
+    record = registered(spec)
+    if record.additional_wrappers:
         return None
-    return spec.max_episode_steps or registered.max_episode_steps
+    return spec.max_episode_steps or record.max_episode_steps
 
 
 _REGISTERED_BY = {"ALE": "ale_py"}  # namespaces of well-known packages, which nobody wants to spell as module:Env-v0
@@ -95,7 +97,7 @@ def _module_and_id(name: str) -> tuple[str, str]:
     return module or _REGISTERED_BY.get(plain.partition("/")[0], ""), plain
 
 
-def _registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
+def registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
     """A copy of Gymnasium's own record of an environment."""
     module, plain = _module_and_id(spec.id)
     if module:
@@ -106,9 +108,9 @@ def _registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
 _said: set[str] = set()
 
 
-def _calm(registered: gymnasium.envs.registration.EnvSpec) -> None:
+def _calm(record: gymnasium.envs.registration.EnvSpec) -> None:
     """MuJoCo repeats its warnings for every environment and logs them in the working folder; ALE prints a banner."""
-    maker = str(registered.entry_point)
+    maker = str(record.entry_point)
     try:
         if "mujoco" in maker:
             import mujoco
@@ -138,7 +140,13 @@ def observation_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:
 
 def describe(spec: Tree) -> dict[str, Any]:
     """Task: the spaces of an environment, as plain data, found out on a worker."""
-    env = make(EnvSpec(**spec))
+    parsed = EnvSpec(**spec)
+    if parsed.vector:
+        from shoal.envs.vector import VectorEnv
+
+        env: Any = VectorEnv(parsed, [0])
+    else:
+        env = make(parsed)
     try:
         space = env.observation_space
         return {
