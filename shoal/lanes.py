@@ -7,7 +7,7 @@ The width is part of the task, because a row of a batch has other bits than the 
   the actions since. Episodes follow each other in a slot.
 - `episodes` runs whole episodes from fresh resets and keeps nothing but the environments themselves.
 
-This module has the only `env.step` of the package.
+`alone` plays one episode again without a lane. This module has the only `env.step` of the package.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -82,12 +82,45 @@ def episodes(place: Tree, policy: Tree, weights: Tree, budget: Tree, greedy: boo
     return record
 
 
+class Answer(NamedTuple):
+    """What an environment gave for a reset or a step, as lanes keep it."""
+
+    observation: np.ndarray
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+def alone(
+    env: gymnasium.Env[Any, Any], spec: EnvSpec, seed: int, actions: Sequence[Any], pause: Callable[[int], None]
+) -> Iterator[Answer]:
+    """One episode with given actions and no lane: the answer to its reset, then to each step, up to its end.
+
+    `pause(step)` is called before each step, from a frame that has `env`, `action` and `observation`: for a debugger.
+    """
+    limit, space = time_limit(spec), env.observation_space
+    dtype, shape = observation_dtype(space), space.shape or ()
+    observation, _ = env.reset(seed=seed)
+    yield Answer(np.array(observation, dtype).reshape(shape), 0.0, False, False)
+    for step, action in enumerate(actions):
+        pause(step)
+        observation, reward, terminated, truncated, _info = env.step(action)
+        truncated = bool(truncated) or step + 1 == limit
+        yield Answer(np.array(observation, dtype).reshape(shape), float(reward), bool(terminated), truncated)
+        if terminated or truncated:
+            return
+
+
+def episode_seed(place: Tree, slot: int, episode: int) -> int:
+    """What the environment of a slot is reset with."""
+    return seeding.integer(place["seed"], place["purpose"], place["lane"], slot, episode)
+
+
 class Lane:
     """`width` slots. Slot s is in episode `episodes[s]` and will act on `observations[s]`; -1 means in none."""
 
     def __init__(self, place: Tree) -> None:
-        self.seed, self.purpose, self.number = place["seed"], place["purpose"], place["lane"]
-        self.width = place["width"]
+        self.place, self.width = place, place["width"]
         self.spec = EnvSpec(**place["env"])
         self.limit = time_limit(self.spec)
         self.envs = [_borrow(self.spec) for _ in range(self.width)]
@@ -106,7 +139,7 @@ class Lane:
             self.envs[slot] = make(self.spec)
         self.episodes[slot], self.begun[slot], self.returns[slot] = episode, self.clock, 0.0
         try:
-            self.observations[slot] = self.envs[slot].reset(seed=self.episode_seed(slot, episode))[0]
+            self.observations[slot] = self.envs[slot].reset(seed=episode_seed(self.place, slot, episode))[0]
         except Exception as error:
             raise self._raised(slot, error) from error
 
@@ -205,14 +238,10 @@ class Lane:
             else:
                 idle.append(env)
 
-    def episode_seed(self, slot: int, episode: int) -> int:
-        """What the environment of a slot is reset with."""
-        return seeding.integer(self.seed, self.purpose, self.number, slot, episode)
-
     def where(self, slot: int, episode: int, step: int) -> str:
         """How a message names one step."""
-        seed = self.episode_seed(slot, episode)
-        return f"{self.spec.id}, lane {self.number}, slot {slot}, episode {episode} (reset seed {seed}), step {step}"
+        seed, lane = episode_seed(self.place, slot, episode), self.place["lane"]
+        return f"{self.spec.id}, lane {lane}, slot {slot}, episode {episode} (reset seed {seed}), step {step}"
 
     def _raised(self, slot: int, error: Exception) -> EnvironmentFault:
         below = error.__traceback__.tb_next if error.__traceback__ is not None else None
