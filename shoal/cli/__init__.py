@@ -25,6 +25,8 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal train trpo --help                          every setting of an algorithm
   shoal resume trpo-CartPole-v1-0001               go on with a run
   shoal evaluate trpo-CartPole-v1-0001             play episodes with its policy
+  shoal replay trpo-CartPole-v1-0001 --iteration 9 --episode 0
+                                                   play one episode of it again, alone
   shoal runs                                       list runs
   shoal presets                                    settings that are known to learn
   shoal check-env CartPole-v1                      does an environment keep the rules?
@@ -40,6 +42,7 @@ COMMANDS = {
     "resume": "learn:resume",
     "verify": "learn:verify",
     "evaluate": "runs:evaluate",
+    "replay": "runs:replay",
     "runs": "runs:list_runs",
     "presets": "machine:show_presets",
     "check-env": "machine:check_env",
