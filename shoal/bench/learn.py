@@ -7,7 +7,6 @@ of results a campaign can be stopped and gone on with, and its table written aga
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import shoal
-from shoal import algos, presets
+from shoal import algos, bounds, presets
 from shoal.bench import curves, machine
 from shoal.bench.options import Options as Shared
-from shoal.bench.options import Say
+from shoal.bench.options import Say, folder_problems
 from shoal.bench.report import Report, table
 from shoal.bench.results import Result, Results
+from shoal.bench.watch import shoal_environment
 from shoal.errors import DiskFault
 from shoal.rundir import RunDir
 
@@ -63,16 +63,19 @@ class Options(Shared):
             if algo not in algos.ALGOS
         ]
         found += [f"there is no preset {env!r}, only {', '.join(known)}" for env in self.env if env not in known]
-        if self.seeds < 1 or self.episodes < 1:
-            found.append(f"seeds and episodes must be at least 1, not {self.seeds} and {self.episodes}")
-        if self.steps is not None and self.steps < 1:
-            found.append(f"steps must be at least 1, not {self.steps}")
+        found += bounds.problems(self, at_least_one=("seeds", "episodes", "steps")) + folder_problems(
+            self.out, self.svg
+        )
         chosen = self.chosen()
         if not found and not chosen:
             found.append(f"no preset of {', '.join(self.algo)} is called {' or '.join(self.env)}")
         if self.svg is not None and len(chosen) != 1:
             found.append(f"svg draws one preset, and {len(chosen)} are chosen; choose with --algo and --env")
         return found
+
+    def environments(self) -> list[str]:
+        """Those of the presets."""
+        return [presets.presets(algo)[name].get("env", name) for algo, name in self.chosen()]
 
     def chosen(self) -> list[tuple[str, str]]:
         """Algorithm and name of each preset to run."""
@@ -129,7 +132,8 @@ def train(algo: str, env: str, seed: int, preset: dict[str, Any], episodes: int)
     """Train a preset and evaluate it, by the ordinary command line."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         place = [f"--runs={folder}"]
-        _shoal("train", algo, env, f"--seed={seed}", f"--steps={preset['steps']}", "--name=bench", *place)
+        goal = [f"--steps={preset['steps']}"] if "steps" in preset else []
+        _shoal("train", algo, env, f"--seed={seed}", *goal, "--name=bench", *place)
         played = json.loads(_shoal("evaluate", "bench", f"--episodes={episodes}", "--json", *place))
         lines = RunDir(Path(folder) / "bench").metrics()
     last = lines[-1]
@@ -144,10 +148,8 @@ def train(algo: str, env: str, seed: int, preset: dict[str, Any], episodes: int)
 
 
 def _shoal(*words: str) -> str:
-    paths = [str(Path(shoal.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "shoal", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=shoal_environment()).stdout
 
 
 def _last(text: str) -> str:

@@ -32,16 +32,29 @@ class Options:
     QUICK: ClassVar[dict[str, Any]] = {}
     """Other defaults when quick."""
 
+    def environments(self) -> list[str]:
+        """Which environments will be made."""
+        return list(getattr(self, "env", ()))
+
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         found = bounds.problems(
             self,
-            at_least_one=tuple(name for name in ("rounds", "seeds", "episodes") if hasattr(self, name)),
+            at_least_one=tuple(name for name in ("rounds", "seeds") if hasattr(self, name)),
             above_zero=tuple(name for name in ("seconds", "cap") if hasattr(self, name)),
         )
-        for env in getattr(self, "env", ()):
+        for env in self.environments():
             found += check_id(env)
-        return found
+        return found + folder_problems(self.out)
+
+
+def folder_problems(*files: str | None) -> list[str]:
+    """Which of the files that shall be written have no folder; better said before an hour of measuring than after."""
+    return [
+        f"there is no folder {Path(file).parent} for {file}"
+        for file in files
+        if file and not Path(file).parent.is_dir()
+    ]
 
 
 @dataclass(frozen=True)

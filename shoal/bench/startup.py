@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import shoal
 from shoal.bench import machine
 from shoal.bench.lanes import ENVS, Sampler
 from shoal.bench.options import Options as Shared
 from shoal.bench.options import Say
 from shoal.bench.report import Report, seconds, table
 from shoal.bench.rounds import spread
+from shoal.bench.watch import shoal_environment
 from shoal.engines.processes import ProcessesEngine
 from shoal.errors import MissingExtra
 
@@ -100,8 +100,7 @@ def _mebibytes(count: int) -> str:
 def _first_step(folder: Path, number: int) -> float:
     """Seconds from the start of the process."""
     stamp = folder / f"stamp-{number}"
-    home = Path(shoal.__file__).parents[1]
-    environment = os.environ | {"FIRST_STEP": str(stamp), "PYTHONPATH": f"{folder}{os.pathsep}{home}"}
+    environment = shoal_environment() | {"FIRST_STEP": str(stamp)}  # started in the folder, so it finds the module
     command = [sys.executable, "-m", "shoal", "train", "trpo", "stamped:Stamped-v0", "--iterations", "1"]
     begun = time.time()
     subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.DEVNULL)

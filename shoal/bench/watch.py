@@ -60,7 +60,7 @@ class Program:
     @contextlib.contextmanager
     def running(self, patience: float = PATIENCE, cap: float = math.inf) -> Iterator[Iterator[Line]]:
         """Start it in a folder of its own; give its lines as they come, for `cap` seconds. It ends with the block."""
-        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
                 begun = time.monotonic()
@@ -132,13 +132,17 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def shoal_environment() -> dict[str, str]:
+    """Environment variables with which `python -m shoal` finds this very Shoal, wherever it is started."""
+    paths = [str(Path(shoal.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def shoal_program(algo: str, env: str, words: Sequence[str]) -> Program:
     """Shoal by its ordinary command line."""
-    home = str(Path(shoal.__file__).parents[1])
-    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     return Program(
         [sys.executable, "-m", "shoal", "train", algo, env, *words, "--runs=runs", "--name=bench"],
-        {**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        shoal_environment(),
         file="runs/bench/metrics.jsonl",
         steps="time/total_timesteps",
         seconds="time/time_elapsed",

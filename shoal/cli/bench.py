@@ -36,6 +36,7 @@ def bench(words: list[str]) -> int:
     problems = [problem for _, _, options in chosen for problem in options.problems()]
     if problems:
         raise UsageError(list(dict.fromkeys(problems)))
+    _try_environments({env for _, _, options in chosen for env in options.environments()})
     with interrupts.listening():
         for part, module, options in chosen:
             begun = time.monotonic()
@@ -70,6 +71,14 @@ def _options(part: str, words: list[str], command: str, shared: bool) -> tuple[A
     wanted = parse(PeerOptions, words, command, description)
     values = {name: getattr(wanted, name) for name in ("out", "quick", "peers") if hasattr(kind, name)}
     return module, kind(**(kind.QUICK if quick else {}) | values)
+
+
+def _try_environments(names: set[str]) -> None:
+    """Make each environment once, so that a package that is missing is said now and not after an hour."""
+    from shoal.envs.make import EnvSpec, describe
+
+    for name in sorted(names):
+        describe(EnvSpec(name).to_tree())
 
 
 def _without_places(words: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ import math
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,7 +24,8 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 def main(job: dict[str, Any]) -> None:
     """Train until the steps are done or the process is ended."""
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    # Ray's files go where this process was started: that folder goes away with it.
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=str(Path.cwd()))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that Ray takes its own processes down
     config = (
         PPOConfig()
