@@ -39,7 +39,7 @@ class Options(Shared):
     seconds: float = 1.0
     """How long a turn is."""
 
-    QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:2], "rounds": 5, "seconds": 0.5}
+    QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:2], "rounds": 3, "seconds": 0.5}
 
 
 def run(options: Options, say: Say) -> Report:

@@ -29,7 +29,7 @@ class Options(PeerOptions):
     seconds: float = 10.0
     """How long a turn is measured, at least, once training goes on steadily."""
 
-    QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 2, "seconds": 1.0}
+    QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 1.0}
 
 
 def run(options: Options, say: Say) -> Report:

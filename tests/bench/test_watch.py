@@ -16,13 +16,13 @@ from shoal.bench.watch import Program, rate, reach
 
 HERE = {**os.environ}
 
-# A peer whose clock is its own: 100 steps and 0.5 s per iteration, the first one slow.
+# A peer whose clock is its own: 100 steps and 0.5 s per iteration, but 10 s more for the second, as if it compiled.
 STEADY = """
 import json, sys, time
 job = json.loads(sys.argv[1])
 print("something that is no line")
 for number in range(1, job["iterations"] + 1):
-    print(json.dumps({"steps": 100 * number, "seconds": 50 + 0.5 * number, "return": 10 * number}), flush=True)
+    print(json.dumps({"steps": 100 * number, "seconds": 0.5 * number + 10 * (number > 1), "return": 10 * number}), flush=True)
 if job["fails"]:
     sys.exit("ValueError: it went wrong")
 if job["hangs"]:
@@ -54,7 +54,7 @@ def test_rate_needs_its_window(tmp_path: Path) -> None:
 
 
 def test_score_is_reached_at_the_first_line_that_has_it(tmp_path: Path) -> None:
-    reached = reach(peer(tmp_path, hangs=True), score=35, cap=60)
+    reached = reach(peer(tmp_path, hangs=True), score=40, cap=60)
     assert reached.steps == 400
     assert 0 < reached.seconds < 60
     with pytest.raises(SideFailed, match=re.escape("not within 1,000 steps: 100 at best")):
