@@ -47,9 +47,12 @@ def run(options: Options, say: Say) -> Report:
 
 
 LANES = ((2, 8), (2, 4), (4, 4), (4, 8))
-SB3 = (Way(8, threads=1), Way(8), Way(1, threads=1), Way(1), Way(2, subprocesses=True), Way(8, subprocesses=True))
+SB3 = (
+    Way(8, threads=1), Way(8), Way(1, threads=1), Way(1), Way(2, subprocesses=True, threads=1),
+    Way(8, subprocesses=True, threads=1),
+)  # fmt: skip
 SBX = (Way(8), Way(1), Way(2, subprocesses=True), Way(8, subprocesses=True))
-RLLIB = ((0, 8, 1), (2, 4, 1), (2, 8, None))
+RLLIB = ((0, 8, 1), (2, 4, 1), (2, 8, 1))
 """Env runners, environments of each, and threads."""
 
 

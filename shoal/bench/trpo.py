@@ -15,7 +15,7 @@ from shoal.bench.watch import Program, shoal_program
 BATCH = 10_000
 FOREVER = 10**9
 LANES = ((2, 8), (4, 4), (4, 10))
-WAYS = (Way(8, threads=1), Way(8), Way(1, threads=1), Way(2, subprocesses=True))
+WAYS = (Way(8, threads=1), Way(8), Way(1, threads=1), Way(2, subprocesses=True, threads=1))
 
 
 @dataclass(frozen=True)
