@@ -16,7 +16,7 @@ from shoal.bench.watch import Program, rate, reach
 
 HERE = {**os.environ}
 
-# A peer whose clock is its own: 100 steps and 0.5 s per iteration, but 10 s more for the second, as if it compiled.
+# A peer whose clock is its own: 100 steps and 0.5 s per iteration; 10 s more for the second, as if it compiled.
 STEADY = """
 import json, sys, time
 job = json.loads(sys.argv[1])
