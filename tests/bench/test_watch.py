@@ -22,7 +22,8 @@ import json, sys, time
 job = json.loads(sys.argv[1])
 print("something that is no line")
 for number in range(1, job["iterations"] + 1):
-    print(json.dumps({"steps": 100 * number, "seconds": 0.5 * number + 10 * (number > 1), "return": 10 * number}), flush=True)
+    line = {"steps": 100 * number, "seconds": 0.5 * number + 10 * (number > 1), "return": 10 * number}
+    print(json.dumps(line), flush=True)
 if job["fails"]:
     sys.exit("ValueError: it went wrong")
 if job["hangs"]:
