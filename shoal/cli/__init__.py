@@ -33,6 +33,7 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit
   shoal doctor                                     what works on this machine
+  shoal bench --quick                              how fast it is, beside others
 
 Each command has --help. Exit codes: 0 done, 1 failed or different, 2 your settings or environment, 130/143 stopped.
 """
@@ -47,6 +48,7 @@ COMMANDS = {
     "presets": "machine:show_presets",
     "check-env": "machine:check_env",
     "doctor": "machine:doctor",
+    "bench": "bench:bench",
 }
 """Name of each command, and the module of this package and the function that run it."""
 
