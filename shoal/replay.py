@@ -137,8 +137,8 @@ class Recorder(SerialEngine):
         slots = [_Pieces() for _ in begun]
         if "fragment" in place:
             where = place["purpose"], place["lane"]
-            if where not in self._running and call.get("ledger") is not None:
-                ledger = call["ledger"]
+            if where not in self._running:
+                ledger = call["ledger"]  # the first task of a lane brings it along
                 self._running[where] = [_Pieces([ledger[str(slot)]["actions"]]) for slot in range(place["width"])]
             slots = self._running[where]
         for index, (time, slot) in enumerate(record["ends"].tolist()):
@@ -284,7 +284,7 @@ def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
 
     def pause(at: int) -> None:
         if at == break_at:
-            pdb.Pdb().set_trace(sys._getframe(1))
+            pdb.Pdb().set_trace(sys._getframe(1))  # stops in `alone`: at its next line, from Python 3.13 on at this one
 
     try:
         for answer in lanes.alone(fresh, env, episode.seed, episode.actions, pause):
@@ -297,13 +297,13 @@ def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
     except Exception as error:
         if break_at is not None:
             pdb.post_mortem(error.__traceback__)
-        if not difference:
+        if difference:
+            difference += f"; at step {len(answers) - 1} it raised {type(error).__name__}: {error}"
+        else:
             below = error.__traceback__.tb_next if error.__traceback__ is not None else None
             trace = "".join(traceback.format_exception(type(error), error, below))
-            step, difference = (
-                len(answers) - 1,
-                f"it raised {type(error).__name__} alone and not in the lane\n\n{trace}",
-            )
+            step = len(answers) - 1
+            difference = f"it raised {type(error).__name__} alone and not in the lane\n\n{trace}"
     finally:
         fresh.close()
     return Played(episode.actions, answers, step, difference)

@@ -50,7 +50,7 @@ def test_help_is_short_and_quick(tmp_path: Path) -> None:
     code, out, _ = shoal("--help", cwd=tmp_path)
     assert code == 0
     assert len(out.splitlines()) < 20
-    for command in ("train", "resume", "evaluate", "runs", "verify", "doctor"):
+    for command in ("train", "resume", "evaluate", "replay", "runs", "verify", "doctor"):
         assert f"shoal {command}" in out
         code, text, _ = shoal(command, "--help", cwd=tmp_path)
         assert code == 0
