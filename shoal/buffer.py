@@ -9,6 +9,7 @@ a state can be written out at any time until then.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -70,7 +71,7 @@ class Layout:
         needs = (
             f"the replay buffer of {self.size:,} steps takes {_words(self.bytes)} ({self.step_bytes:,} bytes a step)"
         )
-        log.info("%s, and as much again up to three times while a checkpoint is written", needs)
+        _say(f"{needs}, and {_words(peak)} in all while a checkpoint is written")
         if available is not None and peak > available:
             fits = int(self.size * 0.9 * available / peak)
             raise UsageError(
@@ -353,6 +354,12 @@ def available_memory() -> int | None:
     if not found and "SC_PHYS_PAGES" in os.sysconf_names:  # macOS: all there is
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(found, default=None)
+
+
+@functools.cache
+def _say(line: str) -> None:
+    """Once in a process, however often a run is started in it."""
+    log.info("%s", line)
 
 
 def _read(path: str) -> str:

@@ -307,7 +307,8 @@ class _Loop:
         idle = 1.0 - busy / (wall * self.engine.workers)
         self.marked_at, self.busy_before = now, telemetry.busy_seconds
         if self.last is not None:  # the first iteration starts workers and compiles
-            self.usage.add(step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"], busy)
+            sampling, learning = step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"]
+            self.usage.add(sampling, learning, busy, step.metrics.get("time/overlap_seconds", 0.0))
         parts = trees.digests(step.learned)
         return step.metrics | {
             "time/fps": steps / max(now - self.begun, 1e-9),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import buffer as buffer_module
 from shoal.buffer import Layout, ReplayBuffer, SumTree, available_memory
 from shoal.errors import UsageError
 from shoal.trees import Tree, digest
@@ -254,6 +255,7 @@ def test_memory_is_known_before_it_is_taken(caplog: pytest.LogCaptureFixture) ->
     buffer = ReplayBuffer(plan, GAMMA)
     arrays = [value for value in vars(buffer).values() if isinstance(value, np.ndarray)]
     assert abs(sum(array.nbytes for array in arrays) - plan.bytes) < 100
+    buffer_module._say.cache_clear()
     with caplog.at_level(logging.INFO, "shoal"):
         plan.check(None)
     assert "the replay buffer of 100,000 steps takes 2.4 MiB (25 bytes a step)" in caplog.text
