@@ -85,7 +85,7 @@ class Policy:
         free = xp.broadcast_to(params[-self.head.free :], (*computed.shape[:-1], self.head.free))
         return xp.concatenate([computed, free], axis=-1)
 
-    def actor(self, weights: Tree, lane: int) -> Callable[[np.ndarray, np.ndarray | None], np.ndarray]:
+    def actor(self, weights: Tree, lane: int = 0) -> Callable[[np.ndarray, np.ndarray | None], np.ndarray]:
         """For a worker: (observations (width, *shape), noise or None) to actions (width, numbers)."""
         params, mean, scale = weights["params"], weights["mean"], weights["scale"]
         network, head = self.network, self.head
