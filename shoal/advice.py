@@ -13,17 +13,20 @@ class Usage:
     lanes: int
     cores: int
     sampling: float = 0.0
-    """Seconds in which the head waited for samples."""
+    """Seconds in which samples were on their way."""
     learning: float = 0.0
-    """Seconds in which the head learned, and workers waited."""
+    """Seconds in which the head learned."""
+    overlap: float = 0.0
+    """Seconds of both of these in which the head learned while samples were on their way."""
     busy: float = 0.0
     """Seconds that workers spent in tasks, all together."""
 
-    def add(self, sampling: float, learning: float, busy: float) -> None:
+    def add(self, sampling: float, learning: float, busy: float, overlap: float = 0.0) -> None:
         """Count one iteration."""
         self.sampling += sampling
         self.learning += learning
         self.busy += busy
+        self.overlap += overlap
 
     @property
     def useful(self) -> int:
@@ -31,9 +34,14 @@ class Usage:
         return min(self.lanes, self.cores)
 
     @property
+    def total(self) -> float:
+        """Seconds in all: what happened at once counts once."""
+        return max(self.sampling + self.learning - self.overlap, 1e-9)
+
+    @property
     def learner_share(self) -> float:
         """Share of the time that goes into learning."""
-        return self.learning / max(self.sampling + self.learning, 1e-9)
+        return self.learning / self.total
 
     @property
     def busy_share(self) -> float:
@@ -44,7 +52,7 @@ class Usage:
         """What the run waits for most: learner, environment, lanes, cores or engine."""
         if self.workers > self.cores:
             return "cores"
-        if self.learner_share > 0.5:
+        if self.learning > self.sampling:
             return "learner"
         if self.busy_share < 0.6:
             return "engine"
@@ -52,12 +60,12 @@ class Usage:
 
     def advice(self) -> str:
         """What limits the run and what to do about it, with the numbers that show it."""
-        facts = (
-            f"{self.learner_share:.0%} of the time is learning; while sampling, workers are busy {self.busy_share:.0%}"
-        )
+        both = f", {self.overlap / self.total:.0%} both at once" if self.overlap else ""
+        facts = f"{self.learner_share:.0%} of the time is learning{both}; "
+        facts += f"while sampling, workers are busy {self.busy_share:.0%}"
         limit = self.limit()
         if limit == "learner":
-            words = f"the learner. More workers would save at most {1 - self.learner_share:.0%} of the time"
+            words = f"the learner. More workers would save at most {max(0.0, 1 - self.learner_share):.0%} of the time"
         elif limit == "cores":
             words = f"cores: {self.workers} workers share {self.cores} and get in each other's way. "
             words += f"Use --workers {self.useful}"
@@ -68,7 +76,8 @@ class Usage:
         elif limit == "lanes":
             words = f"lanes: {self.lanes} of them keep at most {self.lanes} workers busy. More lanes change the result"
         elif self.useful > self.workers:
-            saved = (1 - self.learner_share) * (1 - self.workers / self.useful)
+            sampling = self.sampling * self.workers / self.useful
+            saved = 1 - (sampling + self.learning - min(self.overlap, sampling)) / self.total
             words = f"the environment. --workers {self.useful} would save about {saved:.0%} of the time"
         else:
             words = f"the environment, on all {self.cores} cores of this machine"

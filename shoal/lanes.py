@@ -159,7 +159,7 @@ class Lane(Slots):
         `following(slot)` is the episode to start where one has ended, or None to leave the slot. Without `rng` the
         likeliest actions are taken.
         """
-        act, head = policy.actor(weights), policy.head
+        act, head = policy.actor(weights, self.place["lane"]), policy.head
         active = [slot for slot in range(self.width) if self.episodes[slot] >= 0]
         step = [env.step for env in self.envs]
         due = [self._due(slot) for slot in range(self.width)]

@@ -7,6 +7,7 @@ lane order; so a batch is the same whoever computed it.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -31,6 +32,22 @@ class _Slot:
 
     episode: int
     pieces: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass
+class Asked:
+    """Fragments of all lanes that were asked for, and when."""
+
+    weights: Shared
+    steps: int
+    lanes: dict[Future[Any], int] = field(default_factory=dict)
+    begun: float = field(default_factory=time.perf_counter)
+    done: float = 0.0
+    """When the last one so far came; who asked may have done something else meanwhile."""
+
+    def came(self, _: Future[Any]) -> None:
+        """One came."""
+        self.done = time.perf_counter()
 
 
 class Lanes:
@@ -68,15 +85,25 @@ class Lanes:
 
     def fragments(self, weights: Shared, steps: int) -> list[Tree]:
         """The next `steps` steps of every lane: records in lane order."""
-        lanes: dict[Future[Any], int] = {self._submit(lane, weights, steps): lane for lane in range(self.count)}
-        records: dict[int, Tree] = {}
+        return self.take(self.ask(weights, steps))
+
+    def ask(self, weights: Shared, steps: int) -> Asked:
+        """Begin the next `steps` steps of every lane, and do not wait for them."""
+        asked = Asked(weights, steps)
+        for lane in range(self.count):
+            self._ask(asked, lane)
+        return asked
+
+    def take(self, asked: Asked) -> list[Tree]:
+        """Wait for what was asked for: records in lane order."""
+        lanes, records = asked.lanes, dict[int, Tree]()
         while lanes:
             done = wait(lanes, return_when=FIRST_COMPLETED).done
             for future in sorted(done, key=lanes.__getitem__):
                 lane, record = lanes.pop(future), future.result()
                 if record is None:  # the lane has moved to a worker that does not hold it
                     self._told[lane] = False
-                    lanes[self._submit(lane, weights, steps)] = lane
+                    self._ask(asked, lane)
                 else:
                     records[lane] = record
         for lane, record in records.items():
@@ -106,13 +133,16 @@ class Lanes:
             },
         }
 
-    def _submit(self, lane: int, weights: Shared, steps: int) -> Future[Any]:
+    def _ask(self, asked: Asked, lane: int) -> None:
         place = self._place | {"lane": lane, "fragment": self._rounds}
         ledger = None
         if not self._told[lane]:
             ledger = {str(i): self._entry(slot.episode, slot.pieces) for i, slot in enumerate(self._ledger[lane])}
             self._told[lane] = True
-        return self.engine.submit(fragment, place, self._policy, weights, steps, ledger, key=f"lane {lane}")
+        key = f"lane {lane}"
+        future = self.engine.submit(fragment, place, self._policy, asked.weights, asked.steps, ledger, key=key)
+        asked.lanes[future] = lane
+        future.add_done_callback(asked.came)
 
     def _entry(self, episode: int, pieces: Sequence[np.ndarray]) -> Tree:
         head = self.policy.head

@@ -148,8 +148,8 @@ def train(
 ) -> Result:  # fmt: skip
     """Start a new run and train until its goal is reached. Settings are checked before anything is written."""
     problems = settings.problems() + config.problems()
-    if settings.vector and config.batch == "episodes":
-        problems.append("vector does not go with batch episodes: use --batch fragments, or leave out --vector")
+    if settings.vector and getattr(config, "batch", None) != "fragments":
+        problems.append(f"vector goes only with --batch fragments, which {algo} does not have or was not given")
     if problems:
         raise UsageError(problems)
     threads = settings.learner_threads or learner.threads_for(config.hidden)
@@ -341,7 +341,8 @@ class _Loop:
         idle = 1.0 - busy / (wall * self.engine.workers)
         self.marked_at, self.busy_before = now, telemetry.busy_seconds
         if self.last is not None:  # the first iteration starts workers and compiles
-            self.usage.add(step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"], busy)
+            sampling, learning = step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"]
+            self.usage.add(sampling, learning, busy, step.metrics.get("time/overlap_seconds", 0.0))
         parts = trees.digests(step.learned)
         return step.metrics | {
             "time/fps": steps / max(now - self.begun, 1e-9),

@@ -46,7 +46,7 @@ class VectorLane(Slots):
         """Step all slots `steps` times."""
         if rng is None or steps is None:
             raise AssertionError("vector lanes run fragments only")
-        act, head = policy.actor(weights), policy.head
+        act, head = policy.actor(weights, self.place["lane"]), policy.head
         record = Record(self)
         chunk = min(steps, NOISE_STEPS)
         for time in range(steps):

@@ -3,10 +3,12 @@ import pytest
 from shoal.advice import Usage
 
 
-def usage(workers: int, lanes: int, cores: int, sampling: float, learning: float, busy_share: float) -> Usage:
+def usage(
+    workers: int, lanes: int, cores: int, sampling: float, learning: float, busy_share: float, overlap: float = 0.0
+) -> Usage:
     found = Usage(workers, lanes, cores)
     for _ in range(4):
-        found.add(sampling / 4, learning / 4, busy_share * sampling / 4 * min(workers, lanes))
+        found.add(sampling / 4, learning / 4, busy_share * sampling / 4 * min(workers, lanes), overlap / 4)
     return found
 
 
@@ -19,6 +21,10 @@ def usage(workers: int, lanes: int, cores: int, sampling: float, learning: float
         (usage(4, 4, 8, 9, 1, 0.9), "lanes", "4 of them keep at most 4 workers busy"),
         (usage(6, 8, 2, 9, 1, 0.3), "cores", "6 workers share 2.*Use --workers 2"),
         (usage(4, 8, 8, 9, 1, 0.3), "engine", "--workers 1 would do as well, or larger batches"),
+        # Acting and learning at once: 10 s in all, of which the shorter of the two is hidden behind the longer.
+        (usage(2, 8, 8, 4, 10, 0.9, 4), "learner", "save at most 0%.*100% of the time is learning, 40% both at once"),
+        (usage(2, 8, 8, 10, 8, 0.9, 8), "environment", "--workers 8 would save about 20%"),
+        (usage(2, 8, 8, 10, 2, 0.9, 2), "environment", "--workers 8 would save about 75%"),
     ],
 )
 def test_what_limits_and_what_to_do(case: Usage, limit: str, words: str) -> None:

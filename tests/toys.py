@@ -97,6 +97,31 @@ class Aim(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._observe(), reward, False, self.steps == 8, {}
 
 
+class Chain(gymnasium.Env[np.ndarray, int]):
+    """Five places in a row: left (0) or right (1). Past the right end it is over, with 1; at the left end staying pays
+    0.3. Cut off after 6 steps, which the values must not see."""
+
+    observation_space = spaces.Box(0, 1, (5,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.steps = int(self.np_random.integers(5)), 0
+        return np.eye(5, dtype=np.float32)[self.place], {}
+
+    @staticmethod
+    def outcome(place: int, action: int) -> tuple[int, float, bool]:
+        """Next place, reward, and whether it is over."""
+        if action == 1:
+            return min(place + 1, 4), float(place == 4), place == 4
+        return max(place - 1, 0), 0.3 * (place == 0), False
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.place, reward, terminated = self.outcome(self.place, int(action))
+        self.steps += 1
+        return np.eye(5, dtype=np.float32)[self.place], reward, terminated, self.steps == 6, {}
+
+
 class Trouble(Walk):
     """Misbehaves at the third step of an episode, in the way that is asked for."""
 
@@ -222,5 +247,5 @@ misbehaving = {
     "Trouble": Trouble,
 }
 
-for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, **misbehaving}.items():
+for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, "Chain": Chain, **misbehaving}.items():
     gymnasium.register(f"{name}-v0", entry_point=entry)

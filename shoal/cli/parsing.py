@@ -37,6 +37,7 @@ def console() -> Console:
 
     logger = logging.getLogger("shoal")
     logger.handlers = [Handler()]
+    logger.setLevel(logging.INFO)
     logger.propagate = False
     return out
 

@@ -105,6 +105,25 @@ class Categorical:
 
 
 @dataclass(frozen=True)
+class EpsilonGreedy(Categorical):
+    """One Discrete choice by value: `out` is what each action is worth. The best is taken, but with a chance of epsilon
+    any. As a distribution it counts as the softmax of the values."""
+
+    kind: ClassVar[str] = "epsilon-greedy"
+
+    def noise(self, rng: np.random.Generator, steps: int, width: int) -> np.ndarray:
+        """Uniform noise (steps, width, 2): whether to try something, and what."""
+        return rng.random((steps, width, 2), dtype=np.float32)
+
+    def sample(self, values: np.ndarray, epsilon: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        """Actions (width, 1): the best, or with `noise` any where it says so. `epsilon` is (width,) or (1,)."""
+        best: np.ndarray = values.argmax(axis=-1)
+        if noise is not None:
+            best = np.where(noise[:, 0] < epsilon, (noise[:, 1] * self.outputs).astype(np.int64), best)
+        return best[:, None]
+
+
+@dataclass(frozen=True)
 class Gaussian:
     """Box spaces: a normal for each number, cut to the bounds only when it reaches the environment.
 
@@ -209,7 +228,7 @@ def to_tree(head: Head) -> dict[str, Any]:
 def from_tree(tree: dict[str, Any]) -> Head:
     """The inverse of `to_tree`."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
-    kinds: dict[Any, Any] = {"categorical": Categorical, "gaussian": Gaussian}
+    kinds: dict[Any, Any] = {kind.kind: kind for kind in (Categorical, EpsilonGreedy, Gaussian)}
     head: Head = kinds[fields.pop("kind")](**fields)
     return head
 

@@ -5,6 +5,7 @@ Parameters are one flat float32 vector: cheap to ship, to hash and to update; la
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +63,60 @@ class MLP:
 
     def _shapes(self) -> list[tuple[int, int]]:
         return list(zip(self.sizes[:-1], self.sizes[1:], strict=True))
+
+
+@dataclass(frozen=True)
+class Dueling:
+    """Values of actions as the value of the situation plus what each action has over their mean (Wang et al., 2016).
+
+    The hidden layers but the last are common; then each of the two parts has a last hidden layer of its own.
+    """
+
+    sizes: tuple[int, ...]
+    activation: str = "tanh"
+
+    @functools.cached_property
+    def parts(self) -> tuple[MLP, MLP, MLP]:
+        """Common layers, value, advantages."""
+        inputs, *common, last, outputs = self.sizes
+        return (
+            MLP((inputs, *common), self.activation),
+            MLP(((inputs, *common)[-1], last, 1), self.activation),
+            MLP(((inputs, *common)[-1], last, outputs), self.activation),
+        )
+
+    @property
+    def count(self) -> int:
+        """How many parameters."""
+        return sum(part.count for part in self.parts)
+
+    def init(self, rng: np.random.Generator, out_scale: float) -> np.ndarray:
+        """As `MLP.init`: (count,) float32."""
+        scaled = zip(self.parts, (math.sqrt(2.0), out_scale, out_scale), strict=True)
+        return np.concatenate([part.init(rng, scale) for part, scale in scaled if part.count])
+
+    def layers(self, flat: Any) -> list[tuple[Any, Any]]:
+        """As `MLP.layers`, of all parts one after the other."""
+        views, start = [], 0
+        for part in self.parts:
+            views += part.layers(flat[start : start + part.count])
+            start += part.count
+        return views
+
+    def apply(self, layers: Sequence[tuple[Any, Any]], x: Any) -> Any:
+        """Outputs (..., out) for inputs (..., in)."""
+        xp = x.__array_namespace__()
+        common, value, advantages = self.parts
+        *below, value_1, value_2, advantages_1, advantages_2 = layers
+        if below:
+            x = common.apply(below, x)
+            x = xp.tanh(x) if self.activation == "tanh" else xp.maximum(x, 0)
+        over = advantages.apply((advantages_1, advantages_2), x)
+        return value.apply((value_1, value_2), x) + over - over.mean(axis=-1, keepdims=True)
+
+    def __call__(self, flat: Any, x: Any) -> Any:
+        """Outputs (..., out) from the flat parameters."""
+        return self.apply(self.layers(flat), x)
 
 
 def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 `Policy` is the fixed part, plain data. What is learned travels beside it as a tree, `weights`:
 `params` (flat), `mean` and `scale` (1 / standard deviation) of the observations. They are saved and loaded together.
+Where actions are chosen by value, `epsilon` (lanes, width) is there too: how often each slot tries something else;
+one row or column stands for all lanes or slots.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from shoal.errors import CheckpointFault
 from shoal.policies import heads
 from shoal.policies.heads import Head
-from shoal.policies.networks import MLP
+from shoal.policies.networks import MLP, Dueling
 from shoal.trees import Tree
 
 CLIP = 10.0
@@ -38,6 +40,8 @@ class Policy:
     activation: str = "tanh"
     normalise: bool = False
     """Whether observations are shifted and scaled by running statistics."""
+    dueling: bool = False
+    """Whether the network computes a value and advantages apart, and adds them up."""
 
     @functools.cached_property
     def inputs(self) -> int:
@@ -45,9 +49,10 @@ class Policy:
         return math.prod(self.observation_shape)
 
     @functools.cached_property
-    def network(self) -> MLP:
+    def network(self) -> MLP | Dueling:
         """From features to what of `out` depends on the observation."""
-        return MLP((self.inputs, *self.hidden, self.head.outputs - self.head.free), self.activation)
+        sizes = (self.inputs, *self.hidden, self.head.outputs - self.head.free)
+        return Dueling(sizes, self.activation) if self.dueling else MLP(sizes, self.activation)
 
     def init(self, rng: np.random.Generator, log_std: float = 0.0) -> np.ndarray:
         """Flat parameters of a new policy: near-uniform over choices; around zero, that wide, for numbers."""
@@ -81,11 +86,13 @@ class Policy:
         free = xp.broadcast_to(params[-self.head.free :], (*computed.shape[:-1], self.head.free))
         return xp.concatenate([computed, free], axis=-1)
 
-    def actor(self, weights: Tree) -> Callable[[np.ndarray, np.ndarray | None], np.ndarray]:
+    def actor(self, weights: Tree, lane: int = 0) -> Callable[[np.ndarray, np.ndarray | None], np.ndarray]:
         """For a worker: (observations (width, *shape), noise or None) to actions (width, numbers)."""
         params, mean, scale = weights["params"], weights["mean"], weights["scale"]
         network, head = self.network, self.head
         layers, free = network.layers(params), params[len(params) - head.free :]
+        if "epsilon" in weights:
+            free = weights["epsilon"][lane % len(weights["epsilon"])]
 
         def act(observations: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
             return head.sample(network.apply(layers, self.features(observations, mean, scale)), free, noise)
@@ -101,6 +108,7 @@ class Policy:
             "hidden": list(self.hidden),
             "activation": self.activation,
             "normalise": self.normalise,
+            "dueling": self.dueling,
         }
 
     @staticmethod
@@ -113,6 +121,7 @@ class Policy:
             tuple(tree["hidden"]),
             tree["activation"],
             tree["normalise"],
+            tree.get("dueling", False),
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.policies import heads
-from shoal.policies.heads import Categorical, Gaussian, Head
+from shoal.policies.heads import Categorical, EpsilonGreedy, Gaussian, Head
 
 HEADS = [
     Categorical((4,), (0,), scalar=True),
@@ -85,7 +85,20 @@ def test_what_the_environment_gets() -> None:
     assert box.to_env(np.zeros((1, 2), np.float32))[0].dtype == np.float32
 
 
-@pytest.mark.parametrize("head", HEADS, ids=ids)
+BY_VALUE = EpsilonGreedy((4,), (2,), scalar=True)
+
+
+def test_the_best_action_or_any() -> None:
+    values = np.tile(np.array([[0.0, 3.0, 1.0, 2.0]], np.float32), (20_000, 1))
+    noise = BY_VALUE.noise(np.random.default_rng(0), 1, len(values))[0]
+    assert (BY_VALUE.sample(values, np.zeros(1), None) == 1).all()
+    assert (BY_VALUE.sample(values, np.zeros(1), noise) == 1).all()
+    shares = np.bincount(BY_VALUE.sample(values, np.full(1, 0.4), noise)[:, 0], minlength=4) / len(values)
+    np.testing.assert_allclose(shares, [0.1, 0.7, 0.1, 0.1], atol=0.01)
+    assert BY_VALUE.to_env(np.array([[3]])) == [5]
+
+
+@pytest.mark.parametrize("head", [*HEADS, BY_VALUE], ids=[*ids, "by value"])
 def test_plain_data_and_back(head: Head) -> None:
     assert heads.from_tree(heads.to_tree(head)) == head
 

@@ -8,7 +8,7 @@ import safetensors.numpy
 from shoal import seeding
 from shoal.errors import CheckpointFault
 from shoal.policies.heads import Categorical, Gaussian
-from shoal.policies.networks import MLP
+from shoal.policies.networks import MLP, Dueling
 from shoal.policies.policy import Policy, SavedPolicy
 
 BOX = Gaussian((2,), (-1.0, -1.0), (1.0, 1.0), "<f4")
@@ -33,6 +33,23 @@ def test_network_is_the_same_function_on_both_sides() -> None:
         np.testing.assert_allclose(
             network(params, x), network(jnp.asarray(params), jnp.asarray(x)), rtol=2e-5, atol=2e-6
         )
+
+
+@pytest.mark.parametrize("sizes", [(5, 32, 16, 4), (5, 16, 4)])
+def test_dueling_network(sizes: tuple[int, ...]) -> None:
+    network = Dueling(sizes, "relu")
+    params = network.init(seeding.rng(0, "weights"), out_scale=1.0)
+    assert len(params) == network.count
+    x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    out = network(params, x)
+    np.testing.assert_allclose(out, network(jnp.asarray(params), jnp.asarray(x)), rtol=2e-5, atol=2e-6)
+    common, value, advantages = network.parts
+    if common.count:
+        x = np.maximum(common(params[: common.count], x), 0)
+    worth = value(params[common.count : common.count + value.count], x)
+    np.testing.assert_allclose(out.mean(axis=-1), worth[:, 0], rtol=1e-5, atol=1e-6)
+    over = advantages(params[common.count + value.count :], x)
+    np.testing.assert_allclose(out - out[:, :1], over - over[:, :1], rtol=1e-4, atol=1e-5)
 
 
 def test_weights_are_orthogonal() -> None:
