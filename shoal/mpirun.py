@@ -28,7 +28,7 @@ log = logging.getLogger("shoal.mpirun")
 def launch(run: RunDir, workers: int | None, restarts: int, goal: Sequence[str] = ()) -> int:
     """Train a run to its end under mpirun; the exit code is that of its head."""
     command = [*mpirun(), "-n", str(1 + (workers or available_cores()))]
-    command += [sys.executable, "-m", "shoal", "resume", str(run.path), "--engine", "mpi", *goal]
+    command += [sys.executable, "-P", "-m", "shoal", "resume", str(run.path.resolve()), "--engine", "mpi", *goal]
     for left in range(restarts, -1, -1):
         code, stopped_by = _run(command)
         if stopped_by:

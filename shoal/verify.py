@@ -223,7 +223,7 @@ def _last_rank(folder: RunDir) -> int:
             )
         except OSError:
             continue  # it has ended, or is somebody else's
-        if str(folder.path).encode() in words and b"OMPI_COMM_WORLD_RANK" in variables:
+        if str(folder.path.resolve()).encode() in words and b"OMPI_COMM_WORLD_RANK" in variables:
             found[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(process.name)
     return found[max(found)]
 

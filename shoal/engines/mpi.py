@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.engines.remote import Event, Heard, Received, RemoteEngine
@@ -64,6 +64,9 @@ class MPIEngine(RemoteEngine):
                 f"the mpi engine has one worker for each rank but the first, and this job has {ranks.size} rank(s), "
                 f"which do not make {wanted} worker(s). To start one that does, type: mpirun -n {wanted + 1} ..."
             )
+        if ranks.in_use:
+            raise UsageError("this MPI job's ranks already work for an engine. Close it before you make another one")
+        ranks.in_use = True
         scheduler = Scheduler(task_timeout=task_timeout, lease=float("inf"))
         transport = _Transport(ranks, next(self._tags))
         super().__init__(transport, workers=ranks.size - 1, scheduler=scheduler, allow_mixed=allow_mixed)
@@ -82,6 +85,7 @@ class Ranks:
         self.mpi: Any = MPI
         self.comm: Any = MPI.COMM_WORLD.Dup()
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.in_use = False
         if self.rank == 0 and self.size > 1:
             atexit.register(self.release)
 
@@ -125,21 +129,21 @@ class Ranks:
 
     def serve(self) -> None:
         """On a rank that is not the head: serve its engines, one after the other, until it ends."""
-        for number in (signal.SIGINT, signal.SIGTERM):  # for the head, which saves, and then lets its ranks go
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # for the head, which saves and lets ranks go
             signal.signal(number, signal.SIG_IGN)
         while True:
             order = self.wait(_CONTROL)
             if order.kind == _RELEASE:
                 self.send(0, _CONTROL, Message(_RELEASED, 0))
                 return
-            serve(Server(), self._receiver(order.number), lambda message, tag=order.number: self.send(0, tag, message))
+            self._serve_engine(order.number)
 
-    def _receiver(self, tag: int) -> Callable[[], Message | None]:
+    def _serve_engine(self, tag: int) -> None:
         def receive() -> Message | None:
             message = self.wait(tag)
             return None if message.kind == _DETACH else message
 
-        return receive
+        serve(Server(), receive, lambda message: self.send(0, tag, message))
 
     def release(self) -> None:
         """On the head, last: let all ranks end. One that is busy with a task is not waited for."""
@@ -241,6 +245,7 @@ class _Transport:
             self._ranks.look(self._tag)  # a rank that is sending a result does not listen
             self._requests = [pair for pair in self._requests if not pair[0].Test()]
             time.sleep(_SHORTEST)
+        self._ranks.in_use = False
 
 
 def main() -> None:
