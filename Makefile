@@ -27,7 +27,7 @@ layers: $(VENV)/dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/dev
-	$(BIN)/python bench/lanes.py
+	$(BIN)/shoal bench
 
 debian:
 	@for tool in $(DEBIAN); do \

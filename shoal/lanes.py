@@ -7,24 +7,25 @@ The width is part of the task, because a row of a batch has other bits than the 
   the actions since. Episodes follow each other in a slot.
 - `episodes` runs whole episodes from fresh resets and keeps nothing but the environments themselves.
 
-No other module steps single environments; `vectors` has lanes of native vector environments.
+`alone` plays one episode again without a lane. No other module steps single environments; `vectors` has lanes of
+native vector environments.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from shoal import seeding
-from shoal.envs.make import EnvSpec, make, time_limit
+from shoal.envs.make import EnvSpec, make, observation_dtype, time_limit
 from shoal.errors import EnvironmentFault
 from shoal.policies.policy import Policy
-from shoal.records import NOISE_STEPS, Record, Slots
+from shoal.records import NOISE_STEPS, Record, Slots, episode_seed
 from shoal.trees import Tree
 from shoal.vectors import VectorLane
 
@@ -79,6 +80,35 @@ def episodes(place: Tree, policy: Tree, weights: Tree, budget: Tree, greedy: boo
     return record
 
 
+class Answer(NamedTuple):
+    """What an environment gave for a reset or a step, as lanes keep it."""
+
+    observation: np.ndarray
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+def alone(
+    env: gymnasium.Env[Any, Any], spec: EnvSpec, seed: int, actions: Sequence[Any], pause: Callable[[int], None]
+) -> Iterator[Answer]:
+    """One episode with given actions and no lane: the answer to its reset, then to each step, up to its end.
+
+    `pause(step)` is called before each step, from a frame that has `env`, `action` and `observation`: for a debugger.
+    """
+    limit, space = time_limit(spec), env.observation_space
+    dtype, shape = observation_dtype(space), space.shape or ()
+    observation, _ = env.reset(seed=seed)
+    yield Answer(np.array(observation, dtype).reshape(shape), 0.0, False, False)
+    for step, action in enumerate(actions):
+        pause(step)
+        observation, reward, terminated, truncated, _info = env.step(action)
+        truncated = bool(truncated) or step + 1 == limit
+        yield Answer(np.array(observation, dtype).reshape(shape), float(reward), bool(terminated), truncated)
+        if terminated or truncated:
+            return
+
+
 class Lane(Slots):
     """A lane of single environments, one for each slot."""
 
@@ -95,7 +125,7 @@ class Lane(Slots):
             self.envs[slot] = make(self.spec)
         self.episodes[slot], self.begun[slot], self.returns[slot] = episode, self.clock, 0.0
         try:
-            self.observations[slot] = self.envs[slot].reset(seed=self.episode_seed(slot, episode))[0]
+            self.observations[slot] = self.envs[slot].reset(seed=episode_seed(self.place, slot, episode))[0]
         except Exception as error:
             raise self.raised(slot, error) from error
 

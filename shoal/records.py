@@ -19,14 +19,18 @@ NOISE_STEPS = 128
 """Noise for sampling is drawn for this many steps at once. Part of the task: changing it changes every run."""
 
 
+def episode_seed(place: Tree, slot: int, episode: int) -> int:
+    """What the environment of a slot is reset with."""
+    return seeding.integer(place["seed"], place["purpose"], place["lane"], slot, episode)
+
+
 class Slots:
     """`width` slots. Slot s is in episode `episodes[s]` and will act on `observations[s]`; -1 means in none."""
 
     observations: np.ndarray
 
     def __init__(self, place: Tree) -> None:
-        self.seed, self.purpose, self.number = place["seed"], place["purpose"], place["lane"]
-        self.width = place["width"]
+        self.place, self.width = place, place["width"]
         self.spec = EnvSpec(**place["env"])
         self.clock = 0
         self.taken = 0
@@ -38,14 +42,10 @@ class Slots:
         """Make room for observations (width, ...) of a space."""
         self.observations = np.zeros((self.width, *(space.shape or ())), observation_dtype(space))
 
-    def episode_seed(self, slot: int, episode: int) -> int:
-        """What the environment of a slot is reset with."""
-        return seeding.integer(self.seed, self.purpose, self.number, slot, episode)
-
     def where(self, slot: int, episode: int, step: int) -> str:
         """How a message names one step."""
-        seed = self.episode_seed(slot, episode)
-        return f"{self.spec.id}, lane {self.number}, slot {slot}, episode {episode} (reset seed {seed}), step {step}"
+        seed, lane = episode_seed(self.place, slot, episode), self.place["lane"]
+        return f"{self.spec.id}, lane {lane}, slot {slot}, episode {episode} (reset seed {seed}), step {step}"
 
     def raised(self, slot: int, error: Exception) -> EnvironmentFault:
         """What to raise when the environment of a slot has raised an error."""

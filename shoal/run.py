@@ -170,6 +170,7 @@ def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings
         "config": asdict(config),
         "versions": _versions(),
         "fingerprint": fingerprint(),
+        "schedule_ends": {"0": schedule_end(settings, config)},
     }
     run = RunDir.create(Path(settings.runs), settings.name, f"{algo}-{settings.env.rpartition(':')[2]}", record)
     return run, settings
@@ -187,25 +188,50 @@ def resume(
     """Go on with a run from its newest checkpoint. `changes` may replace the engine, the workers and the goal."""
     run = RunDir.find(root, name)
     with run.lock():
-        record = run.config()
-        settings = Settings(**{**record["settings"], **changes, "runs": str(run.path.parent)})
-        config = algos.load(record["algo"]).Config(**_tuples(record["config"]))
-        problems = settings.problems() + config.problems()
-        if problems:
-            raise UsageError(problems)
-        _compare(record)
-        goal = {key: value for key, value in changes.items() if key in ("steps", "iterations")}
-        if goal:  # kept, so that another resume has the same goal
-            record["settings"] |= goal
-            run.write_config(record)
-            if "linear" in (record["config"].get("lr_schedule"), record["config"].get("clip_schedule")):
-                log.warning("the schedules of this run end at its goal, so a new goal changes them from here on")
+        record, settings, config = recorded(run, changes)
         iteration, state = run.load() or (0, None)
+        goal = {key: value for key, value in changes.items() if key in ("steps", "iterations")}
+        before = schedule_ends(record, config)
+        ends = _moved(before, iteration, schedule_end(settings, config))
+        if goal or ends != before:  # kept, so that another resume has the same goal, and a replay each iteration's
+            record["settings"] |= goal
+            run.write_config(record | {"schedule_ends": {str(after): end for after, end in ends.items()}})
+        if goal and "linear" in (record["config"].get("lr_schedule"), record["config"].get("clip_schedule")):
+            log.warning("the schedules of this run end at its goal, so a new goal changes them from here on")
         lines = [line for line in run.metrics() if line["iteration"] == iteration]
         if lines and settings.goal.reached(iteration, lines[0]) >= 1:
             return Result(run, iteration, lines[0], 0.0, "")
         learner.start(settings.learner_threads or 1)
         return _drive(run, record["algo"], settings, config, state, iteration, engine, trackers, console)
+
+
+def recorded(run: RunDir, changes: dict[str, Any]) -> tuple[dict[str, Any], Settings, Any]:
+    """What a run was started with: the whole record, and from it, checked, settings and the algorithm's settings."""
+    record = run.config()
+    settings = Settings(**{**record["settings"], **changes, "runs": str(run.path.parent)})
+    config = algos.load(record["algo"]).Config(**_tuples(record["config"]))
+    problems = settings.problems() + config.problems()
+    if problems:
+        raise UsageError(problems)
+    _compare(record)
+    return record, settings, config
+
+
+def schedule_end(settings: Settings, config: Any) -> int:
+    """Environment steps at which schedules end: the goal."""
+    return settings.steps if settings.iterations is None else int(settings.iterations * config.batch_steps)
+
+
+def schedule_ends(record: dict[str, Any], config: Any) -> dict[int, int]:
+    """Where schedules end, by the iteration after which that holds: a resume with a new goal moves the end."""
+    known = record.get("schedule_ends", {"0": schedule_end(Settings(**record["settings"]), config)})
+    return {int(after): end for after, end in known.items()}
+
+
+def _moved(ends: dict[int, int], iteration: int, end: int) -> dict[int, int]:
+    """The same with another end from an iteration on."""
+    kept = {after: old for after, old in ends.items() if after < iteration}
+    return kept if kept and kept[max(kept)] == end else kept | {iteration: end}
 
 
 def _compare(record: dict[str, Any]) -> None:
@@ -251,7 +277,7 @@ def _drive(
         own.append(console_tracker(console, f"{algo} {settings.env}", settings.goal))
         for tracker in own:
             stack.callback(_close, tracker)
-        end = settings.steps if settings.iterations is None else settings.iterations * config.batch_steps
+        end = schedule_end(settings, config)
         steps = module.train(config, settings.env_spec, engine, settings.seed, end, state)
         usage = Usage(engine.workers, config.lanes, available_cores())
         loop = _Loop(run, settings, engine, [*own, *trackers], usage)

@@ -194,9 +194,12 @@ class RunDir:
         for folder in self._folders()[keep:]:
             disk.remove_folder(folder)
 
-    def load(self) -> tuple[int, Tree] | None:
-        """Iteration and state of the newest checkpoint that is whole; None if none was ever written."""
-        folders = self._folders()
+    def load(self, before: int | None = None) -> tuple[int, Tree] | None:
+        """Iteration and state of the newest checkpoint that is whole; None if there was never one.
+
+        With `before`, of those that are of an earlier iteration.
+        """
+        folders = [folder for folder in self._folders() if before is None or int(folder.name) < before]
         problems = []
         for folder in folders:
             try:

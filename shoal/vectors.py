@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.envs.vector import VectorEnv
 from shoal.policies.policy import Policy
-from shoal.records import NOISE_STEPS, Record, Slots
+from shoal.records import NOISE_STEPS, Record, Slots, episode_seed
 from shoal.trees import Tree
 
 LIFE = 10_000
@@ -26,7 +26,7 @@ class VectorLane(Slots):
     def rebuild(self, ledger: Tree, policy: Policy) -> None:
         """Make the environment and bring it to where the ledger says it is. All slots have equally long ledgers."""
         born = ledger["0"]["episode"]
-        self.env = VectorEnv(self.spec, [self.episode_seed(slot, born) for slot in range(self.width)])
+        self.env = VectorEnv(self.spec, [episode_seed(self.place, slot, born) for slot in range(self.width)])
         self.see(self.env.observation_space)
         self.observations = self._kept(self.env.reset())
         self.episodes = [0] * self.width

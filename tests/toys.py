@@ -184,7 +184,34 @@ class Local(Walk):
         return super().reset(seed=None if seed is None else seed + os.getpid())
 
 
+class Crowded(Walk):
+    """Misbehaves at its third step, in the way that is asked for, if many were made in this process before it."""
+
+    made = 0
+
+    def __init__(self, how: str, many: int) -> None:
+        super().__init__()
+        type(self).made += 1
+        self.how = how if self.made > many else ""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.steps == 3:
+            if self.how == "raises":
+                raise RuntimeError("the simulation diverged")
+            if self.how == "reward":
+                reward += 0.5
+            if self.how == "observation":
+                observation[1] += 1
+            if self.how == "ends":
+                terminated = True
+        if self.how == "goes on":
+            terminated = truncated = False
+        return observation, reward, terminated, truncated, info
+
+
 misbehaving = {
+    "Crowded": Crowded,
     "Single": Single,
     "Flaky": Flaky,
     "Careless": Careless,

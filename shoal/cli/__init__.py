@@ -25,12 +25,15 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal train trpo --help                          every setting of an algorithm
   shoal resume trpo-CartPole-v1-0001               go on with a run
   shoal evaluate trpo-CartPole-v1-0001             play episodes with its policy
+  shoal replay trpo-CartPole-v1-0001 --iteration 9 --episode 0
+                                                   play one episode of it again, alone
   shoal runs                                       list runs
   shoal presets                                    settings that are known to learn
   shoal check-env CartPole-v1                      does an environment keep the rules?
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit
   shoal doctor                                     what works on this machine
+  shoal bench --quick                              how fast it is, beside others
 
 Each command has --help. Exit codes: 0 done, 1 failed or different, 2 your settings or environment, 130/143 stopped.
 """
@@ -40,10 +43,12 @@ COMMANDS = {
     "resume": "learn:resume",
     "verify": "learn:verify",
     "evaluate": "runs:evaluate",
+    "replay": "runs:replay",
     "runs": "runs:list_runs",
     "presets": "machine:show_presets",
     "check-env": "machine:check_env",
     "doctor": "machine:doctor",
+    "bench": "bench:bench",
 }
 """Name of each command, and the module of this package and the function that run it."""
 

@@ -76,12 +76,12 @@ def resume(words: list[str]) -> int:
         changes.setdefault("iterations", None)
     out = console()
     found = RunDir.find(Path(wanted.runs), wanted.run)
-    settings = found.config()["settings"] | changes
-    if _needs_mpirun(settings["engine"]):
+    settings = run.Settings(**found.config()["settings"] | changes)
+    if _needs_mpirun(settings.engine):
         from shoal import mpirun
 
         goal = [f"--{key}={changes[key]}" for key in ("steps", "iterations") if changes.get(key)]
-        return mpirun.launch(found, settings["workers"], settings["restarts"], goal)
+        return mpirun.launch(found, settings.workers, settings.restarts, goal)
     return _watch(out, lambda: run.resume(wanted.run, Path(wanted.runs), changes, console=out))
 
 

@@ -1,0 +1,95 @@
+"""Sampling beside the bare environment, both sides in interleaved rounds.
+
+Bare is `env.step` with actions drawn beforehand and a seeded reset after each episode, in one process or in two at
+once. Shoal samples as it does in training: weights shared anew for each batch, one batched forward pass per step,
+results gathered on the head in lane order.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+import shoal
+from shoal import rollout, seeding
+from shoal.bench import machine, rounds
+from shoal.bench.bare import bare_rate
+from shoal.bench.options import Options as Shared
+from shoal.bench.options import Say
+from shoal.bench.report import Report, counted, table, times
+from shoal.engines.base import Engine
+from shoal.envs.make import EnvSpec, describe
+from shoal.policies import heads
+from shoal.policies.policy import Policy
+
+ENVS = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
+
+
+@dataclass(frozen=True)
+class Options(Shared):
+    """Sampling beside the bare environment, on one process and on two."""
+
+    env: tuple[str, ...] = ENVS
+    """Environments."""
+    rounds: int = 15
+    """In each, both sides take their turn."""
+    seconds: float = 1.0
+    """How long a turn is."""
+
+    QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:2], "rounds": 3, "seconds": 0.5}
+
+
+def run(options: Options, say: Say) -> Report:
+    """Measure, and report."""
+    rows = [_row(env, workers, options, say) for env in options.env for workers in (1, 2)]
+    head = ["environment", "processes", "bare steps/s", "lanes steps/s", "lanes beside bare"]
+    notes = (
+        f"Lanes of 32 environments, two for each worker, networks of 64x64, fragments of 128 steps. Median of "
+        f"{options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); ratios are taken within a "
+        f"round. {machine.facts({})}"
+    )
+    return Report("lanes", table(head, rows), notes)
+
+
+def _row(env: str, workers: int, options: Options, say: Say) -> list[str]:
+    say(f"{env} on {workers} process(es): steps per second")
+    with shoal.engine("processes", workers=workers) as engine:
+        engine.map(describe, [EnvSpec(env).to_tree()] * workers)
+        sampler = Sampler(engine, env, lanes=2 * workers, width=32, steps=128)
+        sides = {
+            "bare": lambda _: bare_rate(engine, env, options.seconds),
+            "lanes": lambda _: sampler.run(options.seconds),
+        }
+        found = rounds.measure(sides, options.rounds, say)
+    bare, lanes = (counted(rounds.spread(rounds.numbers(found, side))) for side in sides)
+    return [env, str(workers), bare, lanes, times(rounds.spread(rounds.ratios(found, "lanes", "bare")))]
+
+
+class Sampler:
+    """One side of the comparison: lanes with a fresh policy, as an algorithm would drive them."""
+
+    def __init__(self, engine: Engine, env_id: str, lanes: int, width: int, steps: int) -> None:
+        spec = EnvSpec(env_id)
+        spaces = engine.submit(describe, spec.to_tree()).result()
+        head = heads.from_tree(spaces["head"])
+        policy = Policy(tuple(spaces["shape"]), spaces["dtype"], head, (64, 64), normalise=True)
+        self.engine, self.steps = engine, steps
+        self.lanes = rollout.Lanes(engine, spec, policy, seed=0, count=lanes, width=width)
+        self.weights = {
+            "params": policy.init(seeding.rng(0, "weights")),
+            "mean": np.zeros(policy.inputs, np.float32),
+            "scale": np.ones(policy.inputs, np.float32),
+        }
+        self.batch = lanes * width * steps
+        self.lanes.fragments(engine.share(self.weights), steps)
+
+    def run(self, seconds: float) -> float:
+        """Steps per second."""
+        steps, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            self.lanes.fragments(self.engine.share(self.weights), self.steps)
+            steps += self.batch
+        return steps / (time.perf_counter() - begun)
