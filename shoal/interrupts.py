@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM as an exception in the main thread, but never in the middle of what must be whole.
+"""Signals to stop as an exception in the main thread, but never in the middle of what must be whole.
+
+They are SIGINT, SIGTERM, and SIGUSR2, which mpirun and batch systems pass on to what they started.
 
 While `listening`, a signal raises `Stopped` wherever the main thread is, so that a long wait ends at once. Inside of
 `held` it waits for the end of the block: a checkpoint is written whole, a message is sent whole. A second signal exits.
@@ -16,6 +18,7 @@ from typing import Any
 
 from shoal.errors import Stopped
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 _depth = 0  # of `held` blocks that the main thread is in
 _received: int | None = None
 _raised = False
@@ -28,7 +31,7 @@ def listening() -> Iterator[None]:
     _received, _raised = None, False
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, _handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, _handle) for number in _SIGNALS}
     try:
         yield
     finally:

@@ -55,7 +55,7 @@ class Settings:
     seed: int = 0
     """Everything random follows from it."""
     engine: str = "processes"
-    """Who runs the environments: serial or processes. Does not change the result."""
+    """Who runs the environments: serial, processes or mpi. Does not change the result."""
     workers: int | None = None
     """How many workers; one per core unless told. Does not change the result."""
     env_kwargs: str = "{}"
@@ -81,6 +81,8 @@ class Settings:
     """How many checkpoints to keep."""
     learner_threads: int | None = None
     """Threads of the learner. Changes the last bits, so it is kept with the run; chosen by network size unless told."""
+    restarts: int = 3
+    """How often to start again from the last checkpoint after a rank died; for mpi, where Shoal started mpirun."""
     task_timeout: float | None = None
     """Seconds after which a worker that is still busy with one task is replaced; never unless told."""
     allow_mixed: bool = False
@@ -99,7 +101,7 @@ class Settings:
                 "learner_threads",
             ),
             above_zero=("checkpoint_seconds", "task_timeout"),
-            not_negative=("recreate_after",),
+            not_negative=("recreate_after", "restarts"),
         )  # fmt: skip
         if self.vector and self.recreate_after:
             found.append("recreate_after does not go with vector: vector lanes are made anew by themselves")
@@ -147,6 +149,13 @@ def train(
     console: Console | None = None,
 ) -> Result:  # fmt: skip
     """Start a new run and train until its goal is reached. Settings are checked before anything is written."""
+    run, settings = create(algo, settings, config)
+    with run.lock():
+        return _drive(run, algo, settings, config, None, 0, engine, trackers, console)
+
+
+def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings]:
+    """The folder of a new run, with all that `resume` needs to begin it, and its settings completed."""
     problems = settings.problems() + config.problems()
     if settings.vector and getattr(config, "batch", None) != "fragments":
         problems.append(f"vector goes only with --batch fragments, which {algo} does not have or was not given")
@@ -164,8 +173,7 @@ def train(
         "schedule_ends": {"0": schedule_end(settings, config)},
     }
     run = RunDir.create(Path(settings.runs), settings.name, f"{algo}-{settings.env.rpartition(':')[2]}", record)
-    with run.lock():
-        return _drive(run, algo, settings, config, None, 0, engine, trackers, console)
+    return run, settings
 
 
 def resume(

@@ -38,7 +38,9 @@ class Way:
     def __str__(self) -> str:
         text = _label(self.engine, self.workers)
         if self.fault == "kill-workers":
-            return f"{text}, a worker killed in each iteration"
+            return (
+                f"{text}, a rank killed half-way" if self.engine == "mpi" else f"{text}, a worker killed each iteration"
+            )
         return text if self.then is None else f"{text}, head killed, resumed on {_label(*self.then)}"
 
 
@@ -87,10 +89,10 @@ def verify(
         for number, way in enumerate(todo):
             name = f"way-{number}"
             own = replace(settings, engine=way.engine, workers=way.workers, runs=folder, name=name, tensorboard=False)
-            if way.then is not None:
+            if way.fault:
                 own = replace(own, checkpoint_every=1)  # or the resume would start from scratch
             begun = time.monotonic()
-            lost = (_with_killed_head if way.then is not None else _in_this_process)(algo, own, config, way)
+            lost = _runner(way)(algo, own, config, way)
             lines = RunDir(Path(folder) / name).metrics()
             outcome = Outcome(way, lines, lost, time.monotonic() - begun)
             report(outcome)
@@ -99,6 +101,12 @@ def verify(
             elif difference := _difference(reference, outcome):
                 return difference
     return ""
+
+
+def _runner(way: Way) -> Callable[[str, run.Settings, Any, Way], int]:
+    if way.then is not None:
+        return _with_killed_head
+    return _under_mpirun if way.engine == "mpi" else _in_this_process
 
 
 def _in_this_process(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
@@ -137,27 +145,87 @@ def _kill_one(engine: ProcessesEngine, tasks_before: int) -> None:
         os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
 
 
+def _under_mpirun(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
+    """Train in a job of its own; with the fault, kill its last rank half-way and see it start again."""
+    folder = RunDir(Path(settings.runs) / str(settings.name))
+    with _training(algo, settings, config) as head:
+        if way.fault:
+            _wait_for_half(folder, settings, head)
+            os.kill(_last_rank(folder), signal.SIGKILL)
+        _finish(head)
+    return 1 if way.fault else 0
+
+
 def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
     """Train in a process of its own, kill it without warning in the middle, and resume here."""
-    command = [sys.executable, "-m", "shoal", "train", algo, settings.env, *flags(settings), *flags(config)]
     folder = RunDir(Path(settings.runs) / str(settings.name))
-    half = (settings.iterations or 2) // 2
-    if half < 1:
-        raise UsageError("to kill the head half-way there must be at least 2 iterations; use --iterations 2 or more")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as head:
-        deadline = time.monotonic() + _DEADLINE
-        while max(folder.saved(), default=0) < half and head.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
+    with _training(algo, settings, config) as head:
+        _wait_for_half(folder, settings, head)
         head.kill()
-        _, errors = head.communicate()
-    if not folder.saved():
-        raise UsageError(f"the run that was to be killed did not get to iteration {half}: {errors.strip()}")
+    deadline = time.monotonic() + _DEADLINE
+    while folder.busy() and time.monotonic() < deadline:
+        time.sleep(0.005)  # of an MPI job only the launcher was killed; its ranks are about to notice
     if way.then is None:
         raise AssertionError("a killed head is resumed")
     name, workers = way.then
-    changes = {"engine": name, "workers": workers}
-    run.resume(folder.name, folder.path.parent, changes, console=Console(quiet=True))
+    if name == "mpi":
+        words = [
+            "resume",
+            str(folder.path),
+            "--engine",
+            name,
+            *([] if workers is None else ["--workers", str(workers)]),
+        ]
+        with _shoal(words) as head:
+            _finish(head)
+    else:
+        changes = {"engine": name, "workers": workers}
+        run.resume(folder.name, folder.path.parent, changes, console=Console(quiet=True))
     return 0
+
+
+def _training(algo: str, settings: run.Settings, config: Any) -> subprocess.Popen[str]:
+    return _shoal(["train", algo, settings.env, *flags(settings), *flags(config)])
+
+
+def _shoal(words: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "shoal", *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _wait_for_half(folder: RunDir, settings: run.Settings, head: subprocess.Popen[str]) -> None:
+    half = (settings.iterations or 2) // 2
+    if half < 1:
+        head.kill()
+        raise UsageError("to kill something half-way there must be at least 2 iterations; use --iterations 2 or more")
+    deadline = time.monotonic() + _DEADLINE
+    while max(folder.saved(), default=0) < half and time.monotonic() < deadline:
+        if head.poll() is not None:
+            _, errors = head.communicate()
+            raise UsageError(f"the run that was to be killed did not get to iteration {half}: {errors.strip()}")
+        time.sleep(0.005)
+
+
+def _finish(head: subprocess.Popen[str]) -> None:
+    _, errors = head.communicate()
+    if head.returncode:
+        raise UsageError(f"the run ended with exit code {head.returncode}: {errors.strip()}")
+
+
+def _last_rank(folder: RunDir) -> int:
+    """Process id of a rank that works for a run, found in the process table: nothing but mpirun knows it."""
+    found: dict[int, int] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            variables = dict(
+                item.split(b"=", 1) for item in (process / "environ").read_bytes().split(b"\0") if b"=" in item
+            )
+        except OSError:
+            continue  # it has ended, or is somebody else's
+        if str(folder.path.resolve()).encode() in words and b"OMPI_COMM_WORLD_RANK" in variables:
+            found[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(process.name)
+    return found[max(found)]
 
 
 def flags(settings: Any) -> list[str]:

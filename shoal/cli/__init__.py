@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.reconfigure(line_buffering=True)  # also into a file or a pipe: long commands are watched there
     # Where the command is typed is where `module:Env-v0` is looked for; last, so that it shadows nothing.
     sys.path.append(str(Path.cwd()))
+    _serve_if_rank(words)
     try:
         sys.exit(_dispatch(words))
     except Stopped as stop:
@@ -74,6 +75,25 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:  # whoever read the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _serve_if_rank(words: list[str]) -> None:
+    """Under mpirun the first rank runs the command. The others work for it, and are let go when it ends."""
+    if words[:1] not in (["train"], ["resume"], ["evaluate"]):
+        return
+    from shoal.engines.mpi import Ranks, world
+
+    rank, size = world()
+    if size == 1:
+        return
+    if {"-h", "--help"} & set(words):
+        if rank:
+            sys.exit(0)
+        return
+    ranks = Ranks.of_this_job()
+    if rank:
+        ranks.serve()
         sys.exit(0)
 
 

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from shoal.cli.parsing import algorithm, console, parse, say
-from shoal.errors import Stopped
+from shoal.errors import Stopped, UsageError
 
 if TYPE_CHECKING:
     from shoal.run import Result
@@ -25,7 +25,23 @@ def train(words: list[str]) -> int:
     from shoal import run
 
     out = console()
-    return _watch(out, lambda: run.train(name, parsed.settings, parsed.config, console=out))
+    settings = parsed.settings
+    if _needs_mpirun(settings.engine):
+        from shoal import mpirun
+
+        created, _ = run.create(name, settings, parsed.config)
+        return mpirun.launch(created, settings.workers, settings.restarts)
+    return _watch(out, lambda: run.train(name, settings, parsed.config, console=out))
+
+
+def _needs_mpirun(engine: str) -> bool:
+    """Whether this process has to start the ranks that it wants to work with."""
+    from shoal.engines.mpi import world
+
+    ranks = world()[1]
+    if ranks > 1 and engine != "mpi":
+        raise UsageError(f"this is an MPI job of {ranks} ranks, but the engine is {engine}. Use --engine mpi")
+    return engine == "mpi" and ranks == 1
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,7 @@ def resume(words: list[str]) -> int:
     """Go on with a run."""
     wanted = parse(Resume, words, "resume")
     from shoal import run
+    from shoal.rundir import RunDir
 
     changes = {key: getattr(wanted, key) for key in ("steps", "iterations", "engine", "workers")}
     changes = {key: value for key, value in changes.items() if value is not None}
@@ -58,6 +75,13 @@ def resume(words: list[str]) -> int:
     if wanted.steps is not None:
         changes.setdefault("iterations", None)
     out = console()
+    found = RunDir.find(Path(wanted.runs), wanted.run)
+    settings = run.Settings(**found.config()["settings"] | changes)
+    if _needs_mpirun(settings.engine):
+        from shoal import mpirun
+
+        goal = [f"--{key}={changes[key]}" for key in ("steps", "iterations") if changes.get(key)]
+        return mpirun.launch(found, settings.workers, settings.restarts, goal)
     return _watch(out, lambda: run.resume(wanted.run, Path(wanted.runs), changes, console=out))
 
 

@@ -13,6 +13,7 @@ from shoal.errors import UsageError
 ENGINES = {
     "serial": "shoal.engines.serial:SerialEngine",
     "processes": "shoal.engines.processes:ProcessesEngine",
+    "mpi": "shoal.engines.mpi:MPIEngine",
 }
 
 

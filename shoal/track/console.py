@@ -101,4 +101,4 @@ class PlainConsole:
 
 def console_tracker(console: Console, title: str, goal: Goal) -> LiveConsole | PlainConsole:
     """The one that fits where the output goes."""
-    return (LiveConsole if console.is_terminal else PlainConsole)(console, title, goal)
+    return (LiveConsole if console.is_terminal and not console.is_dumb_terminal else PlainConsole)(console, title, goal)

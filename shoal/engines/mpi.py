@@ -1,0 +1,257 @@
+"""Workers as ranks of an MPI job: rank 0 is the head, the others serve. Buffers only, never pickles.
+
+A message is a prefix and a frame, sent from one rank to another. A shared value is announced to all ranks and then
+broadcast once. All of the head's MPI calls are made by the engine's own thread. Both sides look for messages and sleep
+between looks: MPI's own waiting keeps a core busy, on which somebody else could learn or step environments.
+
+A rank that dies ends the whole job; `shoal.mpirun` starts it again from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.engines.remote import Event, Heard, Received, RemoteEngine
+from shoal.engines.scheduler import Scheduler
+from shoal.engines.wire import PREFIX, Kind, Message
+from shoal.engines.worker import Server, serve
+from shoal.errors import MissingExtra, UsageError
+
+_CONTROL = 0  # tag of what is said to ranks that wait; each engine has a tag of its own, so late messages are known
+_DETACH, _ATTACH, _RELEASE, _RELEASED = 100, 101, 102, 103  # kinds that no other message has
+_SHORTEST, _LONGEST = 2e-5, 1e-3  # seconds of sleep between looks: short while messages come, longer while they do not
+LOST = 75
+"""Exit code of a job that gave up on a rank."""
+_PATIENCE = 5.0  # seconds for ranks to end by themselves
+
+
+def world(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Rank and size of the job that started this process, as its launcher says; (0, 1) without one."""
+    for rank, size in (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ):
+        if rank in variables and size in variables:
+            return int(variables[rank]), int(variables[size])
+    return 0, 1
+
+
+class MPIEngine(RemoteEngine):
+    """All other ranks of this MPI job. On those ranks, making it serves the head and then exits."""
+
+    _tags = itertools.count(1)
+
+    def __init__(
+        self, workers: int | None = None, *, task_timeout: float | None = None, allow_mixed: bool = False
+    ) -> None:
+        ranks = Ranks.of_this_job()
+        if ranks.rank:
+            ranks.serve()
+            sys.exit(0)
+        if workers not in (None, ranks.size - 1) or ranks.size == 1:
+            wanted = 2 if workers is None else workers
+            raise UsageError(
+                f"the mpi engine has one worker for each rank but the first, and this job has {ranks.size} rank(s), "
+                f"which do not make {wanted} worker(s). To start one that does, type: mpirun -n {wanted + 1} ..."
+            )
+        if ranks.in_use:
+            raise UsageError("this MPI job's ranks already work for an engine. Close it before you make another one")
+        ranks.in_use = True
+        scheduler = Scheduler(task_timeout=task_timeout, lease=float("inf"))
+        transport = _Transport(ranks, next(self._tags))
+        super().__init__(transport, workers=ranks.size - 1, scheduler=scheduler, allow_mixed=allow_mixed)
+
+
+class Ranks:
+    """The communicator of this process, its own so that a user's messages cannot get in between."""
+
+    _only: Ranks | None = None
+
+    def __init__(self) -> None:
+        try:
+            from mpi4py import MPI
+        except ImportError:
+            raise MissingExtra("the mpi engine needs mpi4py. To install it, type: pip install 'shoal[mpi]'") from None
+        self.mpi: Any = MPI
+        self.comm: Any = MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.in_use = False
+        if self.rank == 0 and self.size > 1:
+            atexit.register(self.release)
+
+    @classmethod
+    def of_this_job(cls) -> Ranks:
+        """The one of this process; made by all ranks together."""
+        if cls._only is None:
+            cls._only = cls()
+        return cls._only
+
+    def look(self, tag: int) -> tuple[int, Message] | None:
+        """A message that has arrived, and its sender. Those with another tag are late ones of an engine that closed."""
+        status = self.mpi.Status()
+        while self.comm.Iprobe(status=status):
+            source, found = status.Get_source(), status.Get_tag()
+            prefix = bytearray(PREFIX.size)
+            self.comm.Recv(prefix, source, found)
+            kind, number, size = PREFIX.unpack(prefix)
+            frame = bytearray(size)
+            if kind == Kind.SHARE:
+                self.comm.Ibcast(frame).Wait()
+            elif size:
+                self.comm.Recv(frame, source, found)
+            if found == tag:
+                return source, Message(kind, number, frame)
+        return None
+
+    def wait(self, tag: int) -> Message:
+        """The next message with a tag."""
+        pause = _SHORTEST
+        while (found := self.look(tag)) is None:
+            time.sleep(pause)
+            pause = min(pause * 1.2, _LONGEST)
+        return found[1]
+
+    def send(self, rank: int, tag: int, message: Message) -> None:
+        """Send one message, and wait until it has left."""
+        self.comm.Send(PREFIX.pack(message.kind, message.number, len(message.frame)), rank, tag)
+        if message.frame:
+            self.comm.Send(message.frame, rank, tag)
+
+    def serve(self) -> None:
+        """On a rank that is not the head: serve its engines, one after the other, until it ends."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # for the head, which saves and lets ranks go
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            order = self.wait(_CONTROL)
+            if order.kind == _RELEASE:
+                self.send(0, _CONTROL, Message(_RELEASED, 0))
+                return
+            self._serve_engine(order.number)
+
+    def _serve_engine(self, tag: int) -> None:
+        def receive() -> Message | None:
+            message = self.wait(tag)
+            return None if message.kind == _DETACH else message
+
+        serve(Server(), receive, lambda message: self.send(0, tag, message))
+
+    def release(self) -> None:
+        """On the head, last: let all ranks end. One that is busy with a task is not waited for."""
+        for rank in range(1, self.size):
+            self.comm.Isend(PREFIX.pack(_RELEASE, 0, 0), rank, _CONTROL)
+        here, deadline = set(range(1, self.size)), time.monotonic() + _PATIENCE
+        while here and time.monotonic() < deadline:
+            found = self.look(_CONTROL)
+            if found is None:
+                time.sleep(_LONGEST)
+            else:
+                here.discard(found[0])
+        if here:
+            sys.stdout.flush()
+            self.comm.Abort(0)
+
+
+class _Transport:
+    """Worker w is rank w + 1. Only the pump thread calls MPI; others leave messages in a queue."""
+
+    def __init__(self, ranks: Ranks, tag: int) -> None:
+        self._ranks, self._tag = ranks, tag
+        self._out: deque[tuple[int, Message]] = deque((rank, Message(_ATTACH, tag)) for rank in range(1, ranks.size))
+        self._event = threading.Event()
+        self._requests: list[tuple[Any, Any]] = []  # what MPI is sending, and the buffer that it reads
+        self._broadcast: set[int] = set()  # shared values that all ranks have
+        self._joined: set[int] = set()
+        self._heard_at = 0.0
+
+    def poll(self, timeout: float) -> Sequence[Event]:
+        events: list[Event] = []
+        begun, pause = time.monotonic(), _SHORTEST
+        while True:
+            self._event.clear()
+            self._write()
+            while (found := self._ranks.look(self._tag)) is not None:
+                rank, message = found
+                self._joined.add(rank - 1)
+                events.append(Received(rank - 1, message))
+            now = time.monotonic()
+            if events or now - begun >= timeout:
+                break
+            if self._event.wait(pause) and not self._out:  # woken, but not to send
+                break
+            pause = min(pause * 1.2, _LONGEST)
+        if now >= self._heard_at:  # a rank that dies takes the job along, so all that are here are alive
+            self._heard_at = now + 1.0
+            events += [Heard(worker) for worker in self._joined]
+        return events
+
+    def _write(self) -> None:
+        comm = self._ranks.comm
+        self._requests = [pair for pair in self._requests if not pair[0].Test()]
+        while self._out:
+            rank, message = self._out.popleft()
+            if message.kind in (Kind.SHARE, Kind.FORGET):
+                self._to_all(message)
+                continue
+            tag = _CONTROL if message.kind == _ATTACH else self._tag
+            prefix = PREFIX.pack(message.kind, message.number, len(message.frame))
+            self._requests.append((comm.Isend(prefix, rank, tag), prefix))
+            if message.frame:
+                self._requests.append((comm.Isend(message.frame, rank, tag), message.frame))
+
+    def _to_all(self, message: Message) -> None:
+        """Shared values go to all ranks at once, when the first one needs them, and are forgotten by all at once."""
+        new = message.kind == Kind.SHARE
+        if (message.number in self._broadcast) == new:
+            return
+        (self._broadcast.add if new else self._broadcast.remove)(message.number)
+        comm, prefix = self._ranks.comm, PREFIX.pack(message.kind, message.number, len(message.frame))
+        for rank in range(1, self._ranks.size):
+            self._requests.append((comm.Isend(prefix, rank, self._tag), prefix))
+        if new:
+            self._requests.append((comm.Ibcast(message.frame), message.frame))
+
+    def send(self, worker: int, message: Message) -> None:
+        self._out.append((worker + 1, message))
+        self._event.set()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def drop(self, worker: int) -> None:
+        print(
+            f"error: rank {worker + 1} was given up. MPI cannot replace one rank, so the job ends here; "
+            f"go on from the last checkpoint with: shoal resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._ranks.comm.Abort(LOST)
+
+    def close(self) -> None:
+        for rank in range(1, self._ranks.size):
+            self._out.append((rank, Message(_DETACH, 0)))
+        self._write()
+        deadline = time.monotonic() + _PATIENCE
+        while self._requests and time.monotonic() < deadline:
+            self._ranks.look(self._tag)  # a rank that is sending a result does not listen
+            self._requests = [pair for pair in self._requests if not pair[0].Test()]
+            time.sleep(_SHORTEST)
+        self._ranks.in_use = False
+
+
+def main() -> None:
+    """Serve the head of this MPI job: for ranks that run nothing else."""
+    Ranks.of_this_job().serve()
+
+
+if __name__ == "__main__":
+    main()

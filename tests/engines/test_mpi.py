@@ -1,0 +1,110 @@
+"""MPI for real: the contract on ranks, runs under mpirun, a rank that dies, a job that is told to stop."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal import mpirun
+from shoal.engines.mpi import world
+from shoal.rundir import RunDir
+from shoal.verify import _last_rank
+from tests.test_cli import SMALL, shoal, start, wait_for
+
+ROOT = Path(__file__).parents[2]
+
+
+def job(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*mpirun.mpirun(), *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_contract(tmp_path: Path) -> None:
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engines/mpi_contract.py"]
+    done = job("-n", "1", *tests, ":", "-n", "2", sys.executable, "-m", "shoal.engines.mpi", cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    assert "failed" not in done.stdout
+
+
+def digests(cwd: Path, name: str) -> list[str]:
+    return [line["digest"] for line in RunDir(cwd / "runs" / name).metrics()]
+
+
+WALK = ["train", "trpo", "tests.toys:Walk-v0", *SMALL, "--checkpoint-every=1"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Digests of the run without MPI."""
+    folder = tmp_path_factory.mktemp("plain")
+    assert shoal(*WALK, "--iterations=8", "--name=plain", cwd=folder)[0] == 0
+    return digests(folder, "plain")
+
+
+def test_a_rank_that_dies_costs_time_only(tmp_path: Path, plain: list[str]) -> None:
+    head = start(*WALK, "--iterations=8", "--engine=mpi", "--name=mpi", cwd=tmp_path)
+    run = RunDir(tmp_path / "runs" / "mpi")
+    wait_for(head, run, 2)
+    os.kill(_last_rank(run), signal.SIGKILL)
+    out, err = head.communicate(timeout=100)
+    assert head.returncode == 0, out + err
+    assert "starting again from iteration" in out + err
+    assert digests(tmp_path, "mpi") == plain
+
+
+def test_no_more_starts_than_allowed(tmp_path: Path) -> None:
+    head = start(*WALK, "--steps=100000000", "--engine=mpi", "--name=mpi", "--restarts=0", cwd=tmp_path)
+    run = RunDir(tmp_path / "runs" / "mpi")
+    wait_for(head, run, 2)
+    os.kill(_last_rank(run), signal.SIGKILL)
+    out, err = head.communicate(timeout=100)
+    assert head.returncode == 137, out + err
+    assert "shoal resume" in out + err
+
+
+def test_told_to_stop_it_saves_and_goes_on_elsewhere(tmp_path: Path, plain: list[str]) -> None:
+    head = start(*WALK, "--steps=100000000", "--engine=mpi", "--name=mpi", cwd=tmp_path)
+    run = RunDir(tmp_path / "runs" / "mpi")
+    wait_for(head, run, 2)
+    head.send_signal(signal.SIGTERM)
+    out, err = head.communicate(timeout=100)
+    assert head.returncode == 143, out + err
+    assert "saved iteration" in out
+    assert not run.busy()
+    done = max(run.saved())
+    assert digests(tmp_path, "mpi")[:8] == plain[:done]
+    more = ["--iterations", str(done + 2), "--engine", "processes", "--workers", "1"]
+    assert shoal("resume", "mpi", *more, cwd=tmp_path)[0] == 0
+    assert digests(tmp_path, "mpi")[:8] == plain[: done + 2]
+
+
+def test_ranks_that_somebody_else_started(tmp_path: Path, plain: list[str]) -> None:
+    shoal_ = [sys.executable, "-P", "-m", "shoal"]
+    words = [word for word in WALK if not word.startswith("--workers")]
+    done = job("-n", "3", *shoal_, *words, "--iterations=8", "--engine=mpi", "--name=own", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digests(tmp_path, "own") == plain
+    again = job("-n", "3", *shoal_, "resume", "own", "--engine=mpi", cwd=tmp_path)
+    assert again.returncode == 0, "the other ranks are let go although there was nothing to do"
+    assert "has reached its goal already" in again.stdout
+    refused = job("-n", "3", *shoal_, *words, "--engine=processes", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "Use --engine mpi" in refused.stderr
+
+
+def test_world_is_what_the_launcher_says() -> None:
+    assert world({}) == (0, 1)
+    assert world({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}) == (2, 5)
+    assert world({"PMI_RANK": "1", "PMI_SIZE": "4"}) == (1, 4)
+    assert world({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}) == (3, 8)
