@@ -6,6 +6,7 @@ command line ends with: 2 for what the caller can mend (settings, environment, f
     ShoalError
     ├── UsageError            a setting, name or value that cannot be used; lists every problem found
     │   ├── MissingExtra      an optional package is not installed
+    │   ├── RanksDiffer       what the ranks of a script bring to one call does not fit; raised on all of them
     │   ├── NotNameable       a function that no worker could find again (lambda, closure, method)
     │   └── WireError         a value that cannot be sent, or bytes that are not a message
     ├── EnvironmentFault      the environment raised, returned NaN or never ended
@@ -54,6 +55,10 @@ class UsageError(ShoalError):
 
 class MissingExtra(UsageError):
     """An optional package is needed and not installed."""
+
+
+class RanksDiffer(UsageError):
+    """What the ranks of a script bring to one call (`shoal.spmd`) does not fit together. Raised on all of them."""
 
 
 class NotNameable(UsageError):

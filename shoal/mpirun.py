@@ -9,25 +9,23 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from shoal.engines.mpi import LOST
 from shoal.engines.processes import available_cores
 from shoal.engines.worker import ENVIRONMENT
-from shoal.errors import MissingExtra
 from shoal.rundir import RunDir
+from shoal.spmd.launching import mpirun
 
 log = logging.getLogger("shoal.mpirun")
 
 
 def launch(run: RunDir, workers: int | None, restarts: int, goal: Sequence[str] = ()) -> int:
     """Train a run to its end under mpirun; the exit code is that of its head."""
-    command = [*mpirun(), "-n", str(1 + (workers or available_cores()))]
+    command = mpirun(1 + (workers or available_cores()))
     command += [sys.executable, "-P", "-m", "shoal", "resume", str(run.path.resolve()), "--engine", "mpi", *goal]
     for left in range(restarts, -1, -1):
         code, stopped_by = _run(command)
@@ -42,18 +40,6 @@ def launch(run: RunDir, workers: int | None, restarts: int, goal: Sequence[str] 
             )
     log.error("ranks were lost %d times; no more starts. To go on, type: shoal resume %s", restarts + 1, run.path)
     return code
-
-
-def mpirun() -> list[str]:
-    """The launcher with the flags that Shoal needs."""
-    here = Path(sys.executable).parent / "mpirun"
-    found = str(here) if here.exists() else shutil.which("mpirun")
-    if found is None:
-        raise MissingExtra("mpirun is not installed. To install it, type: pip install 'shoal[mpi]'")
-    # Bound to one core, as is mpirun's custom, a head could not use more for learning; and there may be more ranks
-    # than cores, since the head mostly waits while the others work.
-    command = [found, "--bind-to", "none", "--oversubscribe"]
-    return [*command, "--allow-run-as-root"] if os.geteuid() == 0 else command
 
 
 def _run(command: list[str]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import struct
 import numpy as np
 
 # Part of every run for ever: another name gives other streams.
-PURPOSES = ("weights", "value", "learn", "episode", "episode-act", "evaluate", "evaluate-act", "replay")
+PURPOSES = ("weights", "value", "learn", "episode", "episode-act", "evaluate", "evaluate-act", "replay", "rank")
 
 MAX_SEED = 2**63 - 1
 

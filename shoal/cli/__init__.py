@@ -82,17 +82,19 @@ def _serve_if_rank(words: list[str]) -> None:
     """Under mpirun the first rank runs the command. The others work for it, and are let go when it ends."""
     if words[:1] not in (["train"], ["resume"], ["evaluate"]):
         return
-    from shoal.engines.mpi import Ranks, world
+    from shoal.spmd.launching import place
 
-    rank, size = world()
-    if size == 1:
+    here = place(os.environ)
+    if here is None or here.size == 1:
         return
     if {"-h", "--help"} & set(words):
-        if rank:
+        if here.rank:
             sys.exit(0)
         return
+    from shoal.engines.mpi import Ranks
+
     ranks = Ranks.of_this_job()
-    if rank:
+    if here.rank:
         ranks.serve()
         sys.exit(0)
 

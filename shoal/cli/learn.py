@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,12 +37,13 @@ def train(words: list[str]) -> int:
 
 def _needs_mpirun(engine: str) -> bool:
     """Whether this process has to start the ranks that it wants to work with."""
-    from shoal.engines.mpi import world
+    from shoal.spmd.launching import place
 
-    ranks = world()[1]
-    if ranks > 1 and engine != "mpi":
-        raise UsageError(f"this is an MPI job of {ranks} ranks, but the engine is {engine}. Use --engine mpi")
-    return engine == "mpi" and ranks == 1
+    here = place(os.environ)
+    alone = here is None or here.size == 1
+    if not alone and engine != "mpi":
+        raise UsageError(f"this process is a rank of an MPI job, but the engine is {engine}. Use --engine mpi")
+    return engine == "mpi" and alone
 
 
 @dataclass(frozen=True)

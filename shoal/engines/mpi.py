@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import os
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from shoal.engines.remote import Event, Heard, Received, RemoteEngine
@@ -32,18 +31,6 @@ _SHORTEST, _LONGEST = 2e-5, 1e-3  # seconds of sleep between looks: short while 
 LOST = 75
 """Exit code of a job that gave up on a rank."""
 _PATIENCE = 5.0  # seconds for ranks to end by themselves
-
-
-def world(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Rank and size of the job that started this process, as its launcher says; (0, 1) without one."""
-    for rank, size in (
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("PMI_RANK", "PMI_SIZE"),
-        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ):
-        if rank in variables and size in variables:
-            return int(variables[rank]), int(variables[size])
-    return 0, 1
 
 
 class MPIEngine(RemoteEngine):

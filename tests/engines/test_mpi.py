@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from shoal import mpirun
-from shoal.engines.mpi import world
 from shoal.rundir import RunDir
+from shoal.spmd.launching import mpirun
 from shoal.verify import _last_rank
 from tests.test_cli import SMALL, shoal, start, wait_for
 
 ROOT = Path(__file__).parents[2]
 
 
-def job(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def job(*words: str, cwd: Path, ranks: int = 3) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*mpirun.mpirun(), *words],
+        [*mpirun(ranks), *words],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -31,7 +30,7 @@ def job(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_contract(tmp_path: Path) -> None:
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engines/mpi_contract.py"]
-    done = job("-n", "1", *tests, ":", "-n", "2", sys.executable, "-m", "shoal.engines.mpi", cwd=ROOT)
+    done = job(*tests, ":", "-n", "2", sys.executable, "-m", "shoal.engines.mpi", cwd=ROOT, ranks=1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
     assert "failed" not in done.stdout
@@ -92,19 +91,12 @@ def test_told_to_stop_it_saves_and_goes_on_elsewhere(tmp_path: Path, plain: list
 def test_ranks_that_somebody_else_started(tmp_path: Path, plain: list[str]) -> None:
     shoal_ = [sys.executable, "-P", "-m", "shoal"]
     words = [word for word in WALK if not word.startswith("--workers")]
-    done = job("-n", "3", *shoal_, *words, "--iterations=8", "--engine=mpi", "--name=own", cwd=tmp_path)
+    done = job(*shoal_, *words, "--iterations=8", "--engine=mpi", "--name=own", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert digests(tmp_path, "own") == plain
-    again = job("-n", "3", *shoal_, "resume", "own", "--engine=mpi", cwd=tmp_path)
+    again = job(*shoal_, "resume", "own", "--engine=mpi", cwd=tmp_path)
     assert again.returncode == 0, "the other ranks are let go although there was nothing to do"
     assert "has reached its goal already" in again.stdout
-    refused = job("-n", "3", *shoal_, *words, "--engine=processes", cwd=tmp_path)
+    refused = job(*shoal_, *words, "--engine=processes", cwd=tmp_path)
     assert refused.returncode == 2
     assert "Use --engine mpi" in refused.stderr
-
-
-def test_world_is_what_the_launcher_says() -> None:
-    assert world({}) == (0, 1)
-    assert world({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}) == (2, 5)
-    assert world({"PMI_RANK": "1", "PMI_SIZE": "4"}) == (1, 4)
-    assert world({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}) == (3, 8)

@@ -1,0 +1,118 @@
+"""How the processes of a script come to be: started by `launch`, or by a launcher that was there before."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from shoal.errors import MissingExtra, UsageError
+
+# Launcher, its variable for the rank, its variable for the number of ranks. Those that tell the number come first.
+_LAUNCHERS = (
+    ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE"),
+    ("mpirun (MVAPICH)", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    # Not SLURM_NTASKS: a batch script has that too, and is no rank.
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("aprun", "ALPS_APP_PE", ""),
+    ("PALS", "PALS_RANKID", ""),
+    ("PMIx", "PMIX_RANK", ""),
+)
+
+# NPROC is the one that XLA (JAX) obeys.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NPROC")
+
+INSTALL = "pip install 'shoal[mpi]'"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a launcher says about this process. `size` is None where it does not tell the number of ranks."""
+
+    launcher: str
+    rank: int
+    size: int | None
+
+
+def place(variables: Mapping[str, str]) -> Place | None:
+    """Which launcher started this process as a rank, by its environment variables; None if none did."""
+    for launcher, rank, size in _LAUNCHERS:
+        if rank not in variables or (size and size not in variables):
+            continue
+        if not size:
+            return Place(launcher, int(variables[rank]), None)
+        if launcher == "srun" and int(variables[size]) == 1:
+            continue  # a lone task of a job: it may launch
+        return Place(launcher, int(variables[rank]), int(variables[size]))
+    return None
+
+
+def launch(n: int) -> None:
+    """Run this script again as `n` processes under mpirun, and end with its exit code.
+
+    Call it first, before anything is computed: this process is replaced. Inside the `n` processes it does nothing, and
+    also under a launcher of your own (mpirun, srun, aprun), or when `n` is 1. Each process gets its share of the cores
+    as threads, unless OMP_NUM_THREADS and the like are set.
+    """
+    if n < 1:
+        raise UsageError(f"launch({n}): the number of processes must be 1 or more")
+    if n == 1 or place(os.environ) is not None:
+        return
+    script = sys.orig_argv[1:]
+    if "-c" not in script and (getattr(sys.modules["__main__"], "__file__", None) or "<stdin>").startswith("<"):
+        raise UsageError(
+            f"launch({n}) runs a script again from its start, but this is an interactive session or comes from "
+            "standard input. Put it into a file and run that: python script.py"
+        )
+    _replace_process([*mpirun(n), sys.executable, *script], _variables(n))
+
+
+def mpirun(n: int) -> list[str]:
+    """The beginning of a command that runs what follows as `n` processes."""
+    found = _find_mpirun()
+    if found is None or importlib.util.find_spec("mpi4py") is None:
+        missing = "mpirun" if found is None else "mpi4py"
+        raise MissingExtra(
+            f"{n} processes under MPI were asked for, and {missing} was not found. Install it: {INSTALL}"
+        )
+    return _command(found, n)
+
+
+def _find_mpirun() -> str | None:
+    # Beside the interpreter first: there the wheel puts it, and a virtualenv need not be active to be used.
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return shutil.which("mpirun", path=folders) or shutil.which("mpiexec", path=folders)
+
+
+def _command(mpirun: str, n: int) -> list[str]:
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    command = [mpirun, "-n", str(n)]
+    if "Open MPI" not in version and "OpenRTE" not in version:
+        return command
+    # Open MPI would bind each process to one core, refuse more processes than cores, and refuse root (containers).
+    command += ["--bind-to", "none", "--oversubscribe"]
+    return [*command, "--allow-run-as-root"] if os.geteuid() == 0 else command
+
+
+def _variables(n: int) -> dict[str, str]:
+    share = str(max(1, _cores() // n))
+    limits = {name: share for name in _THREADS if name not in os.environ}
+    # Through mpirun's pipes a script's prints would otherwise come in blocks, and be lost when it is aborted.
+    return {"PYTHONUNBUFFERED": "1"} | dict(os.environ) | limits
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _replace_process(command: list[str], variables: dict[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, variables)  # noqa: S606  no shell is meant

@@ -1,0 +1,32 @@
+"""Random numbers that differ between ranks, from one seed."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+from shoal import seeding
+from shoal.spmd.world import world
+
+
+def own_seed(seed: int) -> int:
+    """This rank's own seed: derived from `seed`; on rank 0 `seed` itself, so that one process does what it did."""
+    number = world().rank
+    return seeding.integer(seed, "rank", number) if number else seed
+
+
+def seed_everything(seed: int) -> Any:
+    """Seed `random`, and NumPy, PyTorch and TensorFlow where they are loaded, with this rank's own seed.
+
+    Returns a key of its own for each rank where JAX is loaded, else None.
+    """
+    own = own_seed(seed)
+    random.seed(own)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(own)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(own)
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(own)
+    return sys.modules["jax"].random.key(own) if "jax" in sys.modules else None
