@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class Line:
     """By the process's own clock; only differences mean something."""
     score: float | None
     """Mean return of the last 100 training episodes, once there is one."""
+    updates: int
+    """Gradient steps so far, where the library says."""
     wall: float
     """Seconds since the process was started, as seen from here."""
 
@@ -56,6 +58,7 @@ class Program:
     steps: str = "steps"
     seconds: str = "seconds"
     score: str = "return"
+    updates: str = "updates"
 
     @contextlib.contextmanager
     def running(self, patience: float = PATIENCE, cap: float = math.inf) -> Iterator[Iterator[Line]]:
@@ -91,7 +94,8 @@ class Program:
                     heard = time.monotonic()
                     record = _record(text, self.steps)
                     if record is not None:
-                        yield Line(record[self.steps], record[self.seconds], record.get(self.score), heard - begun)
+                        score, updates = record.get(self.score), record.get(self.updates, 0)
+                        yield Line(record[self.steps], record[self.seconds], score, updates, heard - begun)
             if ended:
                 if process.returncode:
                     raise SideFailed(last_words(folder, process.returncode))
@@ -147,19 +151,28 @@ def shoal_program(algo: str, env: str, words: Sequence[str]) -> Program:
         steps="time/total_timesteps",
         seconds="time/time_elapsed",
         score="rollout/ep_rew_mean",
+        updates="train/n_updates",
     )
 
 
 def rate(program: Program, seconds: float, warm: int = WARM, patience: float = PATIENCE) -> float:
     """Environment steps per second of whole iterations, over at least `seconds` after the first `warm` ones."""
+    first, last = stretch(program, seconds, lambda number, _: number >= warm, patience)
+    return (last.steps - first.steps) / (last.seconds - first.seconds)
+
+
+def stretch(
+    program: Program, seconds: float, warm: Callable[[int, Line], bool], patience: float = PATIENCE
+) -> tuple[Line, Line]:
+    """The first line of a run that is `warm`, and one that is at least `seconds` later."""
     with program.running(patience) as lines:
         first: Line | None = None
         for number, line in enumerate(lines, start=1):
-            if number == warm:
+            if first is not None and line.seconds - first.seconds >= seconds:
+                return first, line
+            if first is None and warm(number, line):
                 first = line
-            elif first is not None and line.seconds - first.seconds >= seconds:
-                return (line.steps - first.steps) / (line.seconds - first.seconds)
-    raise SideFailed(f"it ended before {warm} iterations and {seconds:g} s were over")
+    raise SideFailed(f"it ended before it was warm and {seconds:g} s were over")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python sb3.py '{"library": "sb3", "algo": "PPO", "env": "CartPole-v1", "envs": 8, "subprocesses": false,
                     "seed": 0, "steps": 100000, "settings": {"n_steps": 256}}'
 
-Prints a line of JSON whenever a rollout is complete: steps, seconds, mean return of the last 100 episodes.
+Prints a line of JSON after each rollout: steps, seconds, gradient steps, mean return of the last 100 episodes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Lines(BaseCallback):  # type: ignore[misc]
         ended = [episode["r"] for episode in self.model.ep_info_buffer]
         mean = sum(ended) / len(ended) if ended else None
         line = {"steps": self.num_timesteps, "seconds": time.perf_counter(), "return": mean}
+        line["updates"] = self.model._n_updates
         print(json.dumps(line, default=float), flush=True)
 
 
