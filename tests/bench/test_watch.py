@@ -50,7 +50,7 @@ def test_rate_counts_whole_iterations_after_the_first(tmp_path: Path) -> None:
 
 
 def test_rate_needs_its_window(tmp_path: Path) -> None:
-    with pytest.raises(SideFailed, match="ended before 2 iterations and 5 s"):
+    with pytest.raises(SideFailed, match="ended before it was warm and 5 s"):
         rate(peer(tmp_path), seconds=5)
 
 
