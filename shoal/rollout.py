@@ -97,6 +97,7 @@ class Lanes:
     def take(self, asked: Asked) -> list[Tree]:
         """Wait for what was asked for: records in lane order."""
         lanes, records = asked.lanes, dict[int, Tree]()
+        waited = not all(future.done() for future in lanes)
         while lanes:
             done = wait(lanes, return_when=FIRST_COMPLETED).done
             for future in sorted(done, key=lanes.__getitem__):
@@ -106,6 +107,8 @@ class Lanes:
                     self._ask(asked, lane)
                 else:
                     records[lane] = record
+        if waited or not asked.done:  # a future is done a moment before it says so to `came`
+            asked.done = time.perf_counter()
         for lane, record in records.items():
             self._extend(lane, record)
             if self._vector:

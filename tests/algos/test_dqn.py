@@ -95,7 +95,9 @@ def test_same_bits_on_every_engine_and_after_a_resume(change: dict[str, Any]) ->
     one = steps(config, WALK, 9)
     digests = [digest(step.learned) for step in one]
     assert one[-1].metrics["train/n_updates"] > 100
-    assert digests == [digest(step.learned) for step in steps(config, WALK, 9, "processes", workers=3)]
+    spread = steps(config, WALK, 9, "processes", workers=3)
+    assert digests == [digest(step.learned) for step in spread]
+    assert all(step.metrics["time/sample_seconds"] > 0 for step in one + spread)
     assert not set(digests) & {digest(step.learned) for step in steps(config, WALK, 2, seed=1)}
     with engines.make("serial") as pool:
         run = dqn.train(config, EnvSpec(WALK), pool, 0, 10_000)
