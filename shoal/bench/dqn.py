@@ -130,7 +130,7 @@ def _shoal(hidden: tuple[int, ...]) -> Program:
     words = [
         "--no-preset", "--workers=2", "--lanes=2", "--width=4", f"--steps={FOREVER}", "--hidden", *map(str, hidden),
         "--minibatch=64", "--batch-steps=256", "--replay-ratio=0.5", "--learning-starts=1000", "--lr=2.3e-3",
-        "--target-every=128", "--buffer-size=100000", "--lag=1",
+        "--target-every=128", "--buffer-size=100000", "--lag=1", "--no-double",
     ]  # fmt: skip
     return shoal_program("dqn", ENV, words)
 

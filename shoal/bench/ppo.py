@@ -46,13 +46,10 @@ def run(options: Options, say: Say) -> Report:
     return Report("ppo", contest_table(outcomes), notes)
 
 
-LANES = ((2, 8), (2, 4), (4, 4), (4, 8))
-SB3 = (
-    Way(8, threads=1), Way(8), Way(1, threads=1), Way(1), Way(2, subprocesses=True, threads=1),
-    Way(8, subprocesses=True, threads=1),
-)  # fmt: skip
-SBX = (Way(8), Way(1), Way(2, subprocesses=True), Way(8, subprocesses=True))
-RLLIB = ((0, 8, 1), (2, 4, 1), (2, 8, 1))
+LANES = ((2, 8), (2, 16), (4, 8))
+SB3 = (Way(8, threads=1), Way(8), Way(1, threads=1), Way(8, subprocesses=True, threads=1))
+SBX = (Way(8), Way(1), Way(8, subprocesses=True))
+RLLIB = ((0, 8, 1), (2, 4, 1))
 """Env runners, environments of each, and threads."""
 
 
