@@ -26,7 +26,8 @@ from shoal.advice import Usage
 from shoal.algos import Step
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import fingerprint
-from shoal.engines.processes import available_cores
+from shoal.engines.processes import ProcessesEngine, available_cores
+from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec, check_id
 from shoal.errors import DiskFault, UsageError
 from shoal.rundir import RunDir, check_name
@@ -279,7 +280,9 @@ def _drive(
             stack.callback(_close, tracker)
         end = schedule_end(settings, config)
         steps = module.train(config, settings.env_spec, engine, settings.seed, end, state)
-        usage = Usage(engine.workers, config.lanes, available_cores())
+        # An engine with workers elsewhere has cores elsewhere, which nobody here knows.
+        cores = available_cores() if isinstance(engine, SerialEngine | ProcessesEngine) else engine.workers
+        usage = Usage(engine.workers, config.lanes, cores)
         loop = _Loop(run, settings, engine, [*own, *trackers], usage)
         return loop.drive(steps, iteration)
     raise AssertionError("unreachable")

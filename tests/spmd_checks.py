@@ -234,13 +234,16 @@ def check_torch() -> None:
     same = [torch.nn.Linear(3, 200), torch.nn.BatchNorm1d(200), torch.nn.Linear(200, 200)]
     weight, last = same[0].weight, torch.randn(200, 200).T
     before = [id(p) for p in model.parameters()]
-    loss = model(torch.ones(4, 3)).sum()
+    model(torch.ones(4, 3))  # counts a batch
     assert spmd.broadcast(model) is model
     assert [id(p) for p in model.parameters()] == before
     assert torch.equal(model[0].weight, weight)
     assert torch.equal(model[2].weight, last)
     assert not model.small.any()
     assert model[1].num_batches_tracked == 1
+    two = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    loss = two(torch.ones(1, 2)).sum()
+    spmd.broadcast(two)
     if RANK > 0:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()

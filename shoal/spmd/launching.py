@@ -103,9 +103,7 @@ def _command(mpirun: str, n: int) -> list[str]:
 
 def _variables(n: int) -> dict[str, str]:
     share = str(max(1, _cores() // n))
-    limits = {name: share for name in _THREADS if name not in os.environ}
-    # Through mpirun's pipes a script's prints would otherwise come in blocks, and be lost when it is aborted.
-    return {"PYTHONUNBUFFERED": "1"} | dict(os.environ) | limits
+    return dict.fromkeys(_THREADS, share) | dict(os.environ)
 
 
 def _cores() -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import io
 import os
 import struct
 import sys
@@ -198,6 +199,9 @@ def world() -> World:
         return World()
     one = World(MPI, _timeout())
     sys.excepthook = one.raised
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Through mpirun's pipes prints would come in blocks, late, and be lost with a rank that is killed.
+        sys.stdout.reconfigure(line_buffering=True)
     # The end is a call like others: a rank that leaves while others wait for it is noticed at once.
     atexit.register(one.agree, _END)
     return one
