@@ -41,6 +41,8 @@ class Config:
     """Groups of environments; at most this many workers are busy. Part of the result, unlike the number of workers."""
     width: int = 8
     """Environments in a lane, stepped together."""
+    lag: Literal[0, 1] = 0
+    """0: act and learn in turns. 1: act the next batch while one is learned from, with the weights from before."""
     gamma: float = 0.99
     """Discount per step."""
     lam: float = 0.95
@@ -91,6 +93,10 @@ class Config:
             fractions=("gamma", "lam"),
             finite=("log_std_init",),
         )
+        if self.lag not in (0, 1):
+            found.append(f"lag must be 0 or 1, not {self.lag}")
+        if self.lag and self.batch == "episodes":
+            found.append("lag 1 goes with --batch fragments only")
         if self.minibatch > self.batch_steps:
             found.append(f"minibatch ({self.minibatch}) must not be larger than batch_steps ({self.batch_steps})")
         return found
@@ -121,23 +127,36 @@ def train(
     lanes = rollout.Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration = state.get("iteration", 0)
 
+    def weights() -> Tree:
+        shift, scale = moments.normaliser()
+        return {"params": np.asarray(params), "mean": shift, "scale": scale}
+
+    acting = state.get("acting") or weights()
+    asked: rollout.Asked | None = None
+    learned_from = learned_to = 0.0
     while True:
         iteration += 1
         begun = time.perf_counter()
-        shift, scale = moments.normaliser()
-        weights = engine.share({"params": np.asarray(params), "mean": shift, "scale": scale})
         if config.batch == "fragments":
-            records = lanes.fragments(weights, config.fragment_steps)
+            asked = asked or lanes.ask(engine.share(acting), config.fragment_steps)
+            records = lanes.take(asked)
+            begun, sampled = asked.begun, asked.done
         else:
-            records = lanes.episodes(weights, config.batch_steps)
-        sampled = time.perf_counter()
+            records = lanes.episodes(engine.share(acting), config.batch_steps)
+            sampled = time.perf_counter()
+        overlap = max(0.0, min(sampled, learned_to) - max(begun, learned_from))
+        behaviour, asked = acting, None
+        if config.lag:
+            acting = weights()
+            asked = lanes.ask(engine.share(acting), config.fragment_steps)
 
+        learned_from = time.perf_counter()
         left = max(0.0, 1.0 - scores.steps / steps)
         lr = config.lr * (left if config.lr_schedule == "linear" else 1.0)
         clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
         key = jax.random.key(seeding.integer(seed, "learn", iteration))
         params, critic, adam, returns, learning = update(
-            params, critic, adam, returns, shift, scale, rollout.batch(records), key, np.float32(lr), np.float32(clip)
+            params, critic, adam, returns, behaviour, rollout.batch(records), key, np.float32(lr), np.float32(clip)
         )
         learning = {name: float(number) for name, number in learning.items()}
         if not learning.pop("finite"):
@@ -150,8 +169,8 @@ def train(
         if config.normalise:
             moments = rollout.merged_moments(moments, records)
 
-        new_shift, new_scale = moments.normaliser()
-        current = {"params": np.asarray(params), "mean": new_shift, "scale": new_scale}
+        if not config.lag:
+            acting = weights()
         learned = {
             "policy": {"params": np.asarray(params)},
             "value": {"params": np.asarray(critic), "returns": np.asarray(returns)},
@@ -159,15 +178,21 @@ def train(
             "moments": moments.to_tree(),
             "scores": scores.state(),
             "iteration": iteration,
+            **({"acting": acting} if config.lag else {}),
         }
         ledger = lanes.state()
-        timing = {"time/sample_seconds": sampled - begun, "time/learn_seconds": time.perf_counter() - sampled}
+        learned_to = time.perf_counter()
+        timing = {
+            "time/sample_seconds": sampled - begun,
+            "time/learn_seconds": learned_to - learned_from,
+            "time/overlap_seconds": overlap,
+        }
         rates = {"train/learning_rate": lr, "train/clip_range": clip}
         yield Step(
             metrics=scores.metrics() | {"time/iterations": iteration} | learning | rates | timing,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
-            policy=SavedPolicy(policy, current, env.to_tree()),
+            policy=SavedPolicy(policy, weights(), env.to_tree()),
         )
 
 
@@ -181,19 +206,18 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         critic: Any,
         adam: Any,
         returns: Any,
-        shift: Any,
-        scale: Any,
+        behaviour: Any,
         batch: Any,
         key: Any,
         lr: Any,
         clip: Any,
     ) -> Any:
-        features = policy.features(batch["observations"], shift, scale)
-        final_features = policy.features(batch["finals"], shift, scale)
+        features = policy.features(batch["observations"], behaviour["mean"], behaviour["scale"])
+        final_features = policy.features(batch["finals"], behaviour["mean"], behaviour["scale"])
         acted, used = features[:-1], batch["weights"]
 
         known = assess(value, critic, returns, features, final_features, batch, config.gamma, config.lam)
-        old_log_prob = head.log_prob(policy.out(params, acted), batch["actions"])
+        old_log_prob = head.log_prob(policy.out(behaviour["params"], acted), batch["actions"])
 
         count = used.size
         rows = {

@@ -57,17 +57,21 @@ def _entries(env: str, peers: Peers) -> list[Entry]:
     """Everybody, with the best known setting first."""
     return [
         Entry("Shoal", {f"2 workers, {lanes} lanes of {width}": _shoal(env, lanes, width) for lanes, width in LANES}),
+        Entry(
+            "Shoal, lag 1",
+            {f"2 workers, {lanes} lanes of {width}": _shoal(env, lanes, width, 1) for lanes, width in LANES[:1]},
+        ),
         Entry("Stable-Baselines3", {str(way): _sb3("sb3", env, peers, way) for way in SB3}),
         Entry("SBX", {str(way): _sb3("sbx", env, peers, way) for way in SBX}),
         Entry("RLlib", dict(_rllib(env, peers, *way) for way in RLLIB)),
     ]
 
 
-def _shoal(env: str, lanes: int, width: int) -> Program:
+def _shoal(env: str, lanes: int, width: int, lag: int = 0) -> Program:
     words = [
         "--no-preset", "--workers=2", f"--lanes={lanes}", f"--width={width}", f"--steps={FOREVER}",
         f"--batch-steps={BATCH}", "--minibatch=64", "--epochs=10", "--gamma=0.99", "--lam=0.95", "--lr=3e-4",
-        "--clip=0.2", "--no-normalise",
+        "--clip=0.2", "--no-normalise", f"--lag={lag}",
     ]  # fmt: skip
     return shoal_program("ppo", env, words)
 

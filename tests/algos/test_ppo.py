@@ -1,5 +1,6 @@
 """PPO: the maths of one update, and learning where the answer is known."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 from shoal import engines, learner, seeding
 from shoal.algos import ppo
-from shoal.envs.make import EnvSpec
+from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
 from shoal.policies.heads import Categorical
 from shoal.policies.networks import MLP
@@ -46,16 +47,37 @@ def test_learns_to_aim() -> None:
     assert found[-1].metrics["rollout/ep_rew_mean"] > -1.5
 
 
-def test_same_seed_same_bits_other_seed_other_bits() -> None:
-    one = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3)]
-    again = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3, "processes", workers=3)]
-    other = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3, seed=1)]
+@pytest.mark.parametrize("lag", [0, 1])
+def test_same_seed_same_bits_other_seed_other_bits(lag: Any) -> None:
+    config = replace(SMALL, lag=lag)
+    one = [digest(step.learned) for step in steps(config, "tests.toys:Walk-v0", 3)]
+    again = [digest(step.learned) for step in steps(config, "tests.toys:Walk-v0", 3, "processes", workers=3)]
+    other = [digest(step.learned) for step in steps(config, "tests.toys:Walk-v0", 3, seed=1)]
     assert one == again
     assert not set(one) & set(other)
 
 
-def test_state_resumes_exactly() -> None:
-    config = ppo.Config(**{**vars(SMALL), "lr_schedule": "linear", "clip_schedule": "linear"})
+def test_with_a_lag_a_batch_is_acted_with_the_weights_from_before() -> None:
+    found = steps(replace(SMALL, lag=1), "tests.toys:Walk-v0", 3)
+    choices = describe(EnvSpec("tests.toys:Walk-v0").to_tree())["head"]["choices"]
+    start = Policy((3,), "<f4", Categorical(tuple(choices), (0,), scalar=True), (16,)).init(seeding.rng(0, "weights"))
+    acting = [step.learned["acting"]["params"] for step in found]
+    np.testing.assert_array_equal(acting[0], start, "the second batch is acted while the first is learned from")
+    np.testing.assert_array_equal(acting[1], found[0].learned["policy"]["params"])
+    np.testing.assert_array_equal(acting[2], found[1].learned["policy"]["params"])
+    first = steps(SMALL, "tests.toys:Walk-v0", 1)[0]
+    assert digest(first.learned["policy"]) == digest(found[0].learned["policy"]), "the first update is the same"
+
+
+def test_learns_with_a_lag() -> None:
+    config = ppo.Config(batch_steps=512, lanes=2, width=8, hidden=(16,), lr=3e-3, lag=1)
+    assert steps(config, "tests.toys:Identity-v0", 30)[-1].metrics["rollout/ep_rew_mean"] > 7.5
+    assert ppo.Config(lag=1, batch="episodes").problems()
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_state_resumes_exactly(lag: Any) -> None:
+    config = replace(SMALL, lr_schedule="linear", clip_schedule="linear", lag=lag)
     whole = steps(config, "tests.toys:Walk-v0", 5)
     with engines.make("serial") as pool:
         resumed = ppo.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10_000, whole[1].state())
@@ -101,13 +123,13 @@ def update(config: ppo.Config, clip: float = 0.2) -> tuple[Any, ...]:
     """Parameters before and after one update, and the metrics."""
     params, critic = POLICY.init(seeding.rng(0, "weights")) * 3, VALUE.init(seeding.rng(0, "value"), 1.0)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-    zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
+    behaviour = {"params": params, "mean": np.zeros(3, np.float32), "scale": np.ones(3, np.float32)}
     step = jax.jit(ppo.make_update(config, POLICY, VALUE, optimizer))
     adam = optimizer.init(jnp.concatenate([params, critic]))
     returns = jnp.zeros(3)
     rates = np.float32(config.lr), np.float32(clip)
     new, new_critic, *_, metrics = step(
-        params, critic, adam, returns, zeros, ones, random_batch(), jax.random.key(0), *rates
+        params, critic, adam, returns, behaviour, random_batch(), jax.random.key(0), *rates
     )
     return params, critic, np.asarray(new), np.asarray(new_critic), metrics
 
