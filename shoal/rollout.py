@@ -235,6 +235,17 @@ def batch(records: Sequence[Tree]) -> dict[str, np.ndarray]:
     }
 
 
+def orders(rng: np.random.Generator, batch: dict[str, np.ndarray], epochs: int, minibatch: int) -> np.ndarray:
+    """Which samples of a flat batch each minibatch holds (epochs, minibatches, size): all of them once per epoch.
+
+    Those that do not fill a minibatch are left out. Drawn here, because shuffling in XLA costs a quarter of an update.
+    """
+    count = batch["rewards"].size
+    size = min(minibatch, count)
+    shuffled = rng.permuted(np.tile(np.arange(count, dtype=np.int32), (epochs, 1)), axis=1)
+    return shuffled[:, : count // size * size].reshape(epochs, count // size, size)
+
+
 def _rounded(length: int) -> int:
     """The next of 16, 24, 32, 48, 64, 96, ...: at most half is padding, and few lengths occur."""
     size = 16

@@ -86,3 +86,14 @@ def test_no_data_normalises_to_nothing() -> None:
     mean, scale = Moments.empty(3).normaliser()
     assert mean.tolist() == [0, 0, 0]
     assert scale.tolist() == [1, 1, 1]
+
+
+def test_every_sample_is_in_one_minibatch_of_each_epoch() -> None:
+    batch = rollout.batch([record([5, 5], []), record([5, 5], [])])
+    found = rollout.orders(np.random.default_rng(0), batch, epochs=3, minibatch=5)
+    assert found.shape == (3, 4, 5)
+    assert [sorted(epoch.ravel().tolist()) for epoch in found] == [list(range(20))] * 3
+    assert found[0].tolist() != found[1].tolist()
+    assert rollout.orders(np.random.default_rng(0), batch, epochs=2, minibatch=6).shape == (2, 3, 6), "2 are left out"
+    assert rollout.orders(np.random.default_rng(0), batch, epochs=1, minibatch=100).shape == (1, 1, 20)
+    assert rollout.orders(np.random.default_rng(0), batch, epochs=0, minibatch=5).shape == (0, 4, 5)

@@ -154,9 +154,10 @@ def train(
         left = max(0.0, 1.0 - scores.steps / steps)
         lr = config.lr * (left if config.lr_schedule == "linear" else 1.0)
         clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
-        key = jax.random.key(seeding.integer(seed, "learn", iteration))
+        batch = rollout.batch(records)
+        orders = rollout.orders(seeding.rng(seed, "learn", iteration), batch, config.epochs, config.minibatch)
         params, critic, adam, returns, learning = update(
-            params, critic, adam, returns, behaviour, rollout.batch(records), key, np.float32(lr), np.float32(clip)
+            params, critic, adam, returns, behaviour, batch, orders, np.float32(lr), np.float32(clip)
         )
         learning = {name: float(number) for name, number in learning.items()}
         if not learning.pop("finite"):
@@ -208,7 +209,7 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         returns: Any,
         behaviour: Any,
         batch: Any,
-        key: Any,
+        orders: Any,
         lr: Any,
         clip: Any,
     ) -> Any:
@@ -230,7 +231,7 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             "used": used.reshape(count),
         }
         # One flat vector for policy and value function: one optimizer step instead of many small ones.
-        both, new_adam, learning = descend(jnp.concatenate([params, known.critic]), adam, rows, key, lr, clip)
+        both, new_adam, learning = descend(jnp.concatenate([params, known.critic]), adam, rows, orders, lr, clip)
         learning |= {
             "train/explained_variance": explained_variance(known.values, known.targets, used),
             "finite": jnp.isfinite(both).all(),
@@ -260,9 +261,7 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         }
         return policy_loss - config.entropy * entropy + config.value_weight * value_loss, measures
 
-    def descend(both: Any, adam: Any, rows: Any, key: Any, lr: Any, clip: Any) -> Any:
-        count = rows["used"].size
-        size = min(config.minibatch, count)
+    def descend(both: Any, adam: Any, rows: Any, orders: Any, lr: Any, clip: Any) -> Any:
 
         def step(carry: Any, piece: Any) -> Any:
             both, adam, stopped = carry
@@ -275,15 +274,14 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             new_adam = jax.tree.map(lambda new, old: jnp.where(keep, old, new), new_adam, adam)
             return (new_both, new_adam, stopped), measures
 
-        def epoch(carry: Any, key: Any) -> Any:
+        def epoch(carry: Any, order: Any) -> Any:
             # Gathering the shuffled batch once and cutting it is twice as fast as gathering every minibatch.
-            order = jax.random.permutation(key, count)[: count // size * size]
-            pieces = {name: row[order].reshape(-1, size, *row.shape[1:]) for name, row in rows.items()}
+            pieces = {name: row[order.reshape(-1)].reshape(*order.shape, *row.shape[1:]) for name, row in rows.items()}
             carry, measures = jax.lax.scan(step, carry, pieces)
             return carry, jax.tree.map(jnp.nanmean, measures)
 
         start = (both, adam, jnp.zeros((), bool))
-        (both, adam, _), measures = jax.lax.scan(epoch, start, jax.random.split(key, config.epochs))
+        (both, adam, _), measures = jax.lax.scan(epoch, start, orders)
         return both, adam, jax.tree.map(lambda x: x[-1], measures)
 
     return update

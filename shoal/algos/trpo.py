@@ -131,10 +131,9 @@ def train(
             records = lanes.episodes(weights, config.batch_steps)
         sampled = time.perf_counter()
 
-        key = jax.random.key(seeding.integer(seed, "learn", iteration))
-        params, critic, adam, returns, learning = update(
-            params, critic, adam, returns, shift, scale, rollout.batch(records), key
-        )
+        batch = rollout.batch(records)
+        orders = rollout.orders(seeding.rng(seed, "learn", iteration), batch, config.value_epochs, config.value_batch)
+        params, critic, adam, returns, learning = update(params, critic, adam, returns, shift, scale, batch, orders)
         learning = {name: float(number) for name, number in learning.items()}
         if not learning.pop("finite"):
             raise LearningFault(
@@ -170,7 +169,9 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
     """The whole learning step as one function of arrays, for `jax.jit`."""
     head = policy.head
 
-    def update(params: Any, critic: Any, adam: Any, returns: Any, shift: Any, scale: Any, batch: Any, key: Any) -> Any:
+    def update(
+        params: Any, critic: Any, adam: Any, returns: Any, shift: Any, scale: Any, batch: Any, orders: Any
+    ) -> Any:
         features = policy.features(batch["observations"], shift, scale)
         final_features = policy.features(batch["finals"], shift, scale)
         acted, used = features[:-1], batch["weights"]
@@ -178,7 +179,7 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         known = assess(value, critic, returns, features, final_features, batch, config.gamma, config.lam)
 
         new_params, learning = policy_step(params, acted, batch["actions"], standardise(known.estimates, used), used)
-        new_critic, new_adam, value_loss = value_fit(known.critic, adam, acted, known.normal_targets, used, key)
+        new_critic, new_adam, value_loss = value_fit(known.critic, adam, acted, known.normal_targets, used, orders)
 
         finite = jnp.isfinite(new_params).all() & jnp.isfinite(new_critic).all()
         learning |= {
@@ -240,9 +241,8 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             "train/entropy_loss": -mean(head.entropy(old), used),
         }
 
-    def value_fit(critic: Any, adam: Any, x: Any, targets: Any, used: Any, key: Any) -> Any:
+    def value_fit(critic: Any, adam: Any, x: Any, targets: Any, used: Any, orders: Any) -> Any:
         count = targets.size
-        size = min(config.value_batch, count)
         rows = [x.reshape(count, -1), targets.reshape(count), used.reshape(count)]
 
         def loss(parameters: Any, x: Any, target: Any, weight: Any) -> Any:
@@ -255,14 +255,13 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             change, optimizer_state = optimizer.update(gradient, optimizer_state, parameters)
             return (optax.apply_updates(parameters, change), optimizer_state), number
 
-        def epoch(carry: Any, key: Any) -> Any:
+        def epoch(carry: Any, order: Any) -> Any:
             # Gathering the shuffled batch once and cutting it is twice as fast as gathering every minibatch.
-            order = jax.random.permutation(key, count)[: count // size * size]
-            pieces = [row[order].reshape(-1, size, *row.shape[1:]) for row in rows]
+            pieces = [row[order.reshape(-1)].reshape(*order.shape, *row.shape[1:]) for row in rows]
             carry, losses = jax.lax.scan(minibatch, carry, pieces)
             return carry, losses.mean()
 
-        (critic, adam), losses = jax.lax.scan(epoch, (critic, adam), jax.random.split(key, config.value_epochs))
+        (critic, adam), losses = jax.lax.scan(epoch, (critic, adam), orders)
         return critic, adam, losses[-1] if config.value_epochs else jnp.zeros(())
 
     return update

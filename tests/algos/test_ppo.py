@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from shoal import engines, learner, seeding
+from shoal import engines, learner, rollout, seeding
 from shoal.algos import ppo
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
@@ -128,9 +128,9 @@ def update(config: ppo.Config, clip: float = 0.2) -> tuple[Any, ...]:
     adam = optimizer.init(jnp.concatenate([params, critic]))
     returns = jnp.zeros(3)
     rates = np.float32(config.lr), np.float32(clip)
-    new, new_critic, *_, metrics = step(
-        params, critic, adam, returns, behaviour, random_batch(), jax.random.key(0), *rates
-    )
+    batch = random_batch()
+    orders = rollout.orders(seeding.rng(0, "learn"), batch, config.epochs, config.minibatch)
+    new, new_critic, *_, metrics = step(params, critic, adam, returns, behaviour, batch, orders, *rates)
     return params, critic, np.asarray(new), np.asarray(new_critic), metrics
 
 

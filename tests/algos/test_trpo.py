@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from shoal import engines, learner, seeding
+from shoal import engines, learner, rollout, seeding
 from shoal.algos import trpo
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
@@ -103,7 +103,8 @@ def one_update(config: trpo.Config, head: Any, batch_seed: int = 0) -> tuple[Any
     update = jax.jit(trpo.make_update(config, policy, value, optimizer))
     zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
     adam, returns = optimizer.init(jnp.asarray(critic)), jnp.zeros(3)
-    new, *_, metrics = update(params, critic, adam, returns, zeros, ones, batch, jax.random.key(0))
+    orders = rollout.orders(seeding.rng(0, "learn"), batch, config.value_epochs, config.value_batch)
+    new, *_, metrics = update(params, critic, adam, returns, zeros, ones, batch, orders)
     return policy, params, np.asarray(new), batch, metrics
 
 
