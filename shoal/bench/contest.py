@@ -29,6 +29,8 @@ class Entry:
 
     name: str
     settings: Mapping[str, Program]
+    peer: bool = True
+    """Whether it needs the peers' virtualenv."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def contest(
     """Scout, then measure in `count` rounds. The first entry is Shoal's."""
 
     def measured(entry: Entry, setting: str, _: int = 0) -> float:
-        if not entry.name.startswith("Shoal"):
+        if entry.peer:
             peers.check()
         return rate(entry.settings[setting], seconds)
 

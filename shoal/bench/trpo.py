@@ -39,7 +39,7 @@ def run(options: Options, say: Say) -> Report:
     for env in options.env:
         ours = {f"2 workers, {lanes} lanes of {width}": _shoal(env, lanes, width) for lanes, width in LANES}
         theirs = {str(way): _contrib(env, peers, way) for way in WAYS}
-        entries = [Entry("Shoal", ours), Entry("sb3-contrib", theirs)]
+        entries = [Entry("Shoal", ours, peer=False), Entry("sb3-contrib", theirs)]
         outcomes.append(contest(env, entries, peers, options.rounds, options.seconds, options.quick, say))
     notes = (
         f"Batches of {BATCH:,} steps, 15 conjugate gradient steps, damping 0.1, KL 0.01, at most 10 line search steps, "

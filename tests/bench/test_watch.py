@@ -115,7 +115,7 @@ def test_contest_of_shoal_itself_beside_peers_that_fail(tmp_path: Path) -> None:
     assert "as it is; failed in 1 of 1 rounds: ValueError: it went wrong" in contest_table([outcome])
 
     missing = Here(missing="not installed: no space left")
-    quiet = [Entry("Ours", {"one": peer(tmp_path)}), Entry("Gone", {"one": peer(tmp_path)})]
+    quiet = [Entry("Ours", {"one": peer(tmp_path)}, peer=False), Entry("Gone", {"one": peer(tmp_path)})]
     outcome = contest("CartPole-v1", quiet, missing, count=1, seconds=0.1, quick=True, say=said.append)
     assert outcome.rounds[0]["Ours"] == 200
     assert "failed in 1 of 1 rounds: not installed: no space left" in contest_table([outcome])
