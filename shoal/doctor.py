@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 
@@ -12,6 +14,8 @@ from shoal import __version__, engines
 from shoal.engines import ENGINES
 from shoal.engines.fingerprint import canary, fingerprint
 from shoal.engines.processes import available_cores
+from shoal.errors import ShoalError
+from shoal.spmd.launching import mpirun
 
 # environment package -> (a module to try, pip command)
 _EXTRAS = {
@@ -41,6 +45,8 @@ def examine() -> list[Check]:
 
 
 def _engine(name: str) -> Check:
+    if name == "mpi":
+        return _mpi()
     begun = time.perf_counter()
     try:
         with engines.make(name) as engine:
@@ -53,6 +59,23 @@ def _engine(name: str) -> Check:
             )
     except Exception as error:  # whatever is wrong is what the report is for
         return Check(f"engine {name}", False, str(error))
+
+
+def _mpi() -> Check:
+    """Ranks cannot be had from inside of this process, so a job of two is started."""
+    script = "import shoal, shoal.doctor as d\nwith shoal.engine('mpi') as e: print(e.map(d._canary, [0])[0])"
+    begun = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [*mpirun(2), sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (ShoalError, OSError, subprocess.TimeoutExpired) as error:
+        return Check("engine mpi", False, str(error))
+    said = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines()
+    detail = said[-1] if said else f"exit code {done.returncode}"
+    if done.returncode:
+        return Check("engine mpi", False, detail)
+    return Check("engine mpi", True, f"1 worker(s) in {time.perf_counter() - begun:.2f} s, canary {detail}")
 
 
 def _canary(_: int) -> str:

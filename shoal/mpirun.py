@@ -6,17 +6,17 @@ wherever the run got to.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from shoal.engines.mpi import LOST
 from shoal.engines.processes import available_cores
-from shoal.engines.worker import ENVIRONMENT
+from shoal.engines.worker import ENVIRONMENT, die_with_parent
 from shoal.rundir import RunDir
 from shoal.spmd.launching import mpirun
 
@@ -49,7 +49,7 @@ def _run(command: list[str]) -> tuple[int, int]:
         command,
         env=os.environ | ENVIRONMENT | ({} if sys.stdout.isatty() else {"TERM": "dumb"}),  # ranks write to a terminal
         start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on in its own way
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - no other thread runs yet
+        preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no other thread runs yet
     ) as job:
 
         def pass_on(number: int, _: object) -> None:
@@ -66,9 +66,3 @@ def _run(command: list[str]) -> tuple[int, int]:
             for number, handler in previous.items():
                 signal.signal(number, handler)
     return (128 - code if code < 0 else code), stopped_by
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

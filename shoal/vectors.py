@@ -60,7 +60,6 @@ class VectorLane(Slots):
             record.skipped += [(time, slot) for slot in reset]
             for slot in np.flatnonzero(self.over).tolist():
                 record.end(time, slot, bool(terminated[slot]))
-        self.taken += steps * self.width
         return record.tree(policy, steps)
 
     def _advance(self, policy: Policy, actions: np.ndarray) -> tuple[list[float], list[int], np.ndarray]:

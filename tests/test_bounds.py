@@ -19,10 +19,12 @@ def test_all_problems_at_once() -> None:
         above_zero=("rate",),
         not_negative=("count",),
         fractions=("share",),
+        finite=("rate", "share"),
     )
     assert found == [
         "count must be at least 1, not 0",
         "sizes must be at least 1, not (3, 0)",
         "rate must be above 0, not nan",
         "share must be in 0..1, not 1.5",
+        "rate must be a finite number, not nan",
     ]

@@ -28,7 +28,7 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal replay trpo-CartPole-v1-0001 --iteration 9 --episode 0
                                                    play one episode of it again, alone
   shoal runs                                       list runs
-  shoal presets                                    settings that are known to learn
+  shoal presets                                    settings for known environments
   shoal check-env CartPole-v1                      does an environment keep the rules?
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit

@@ -129,11 +129,11 @@ class SocketChannel:
         self._socket.sendall(message.frame)
 
 
-def _die_with_parent(parent: int) -> None:
-    """Linux: have the kernel kill this process when the head dies, also in the middle of a task."""
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Linux: have the kernel send this process a signal when its parent dies, also in the middle of a task."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
-        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, number)
         if os.getppid() != parent:  # it died before the call
             os._exit(1)
 
@@ -141,7 +141,7 @@ def _die_with_parent(parent: int) -> None:
 def main() -> None:
     """Serve over the inherited socket whose number and the head's process id are the arguments."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    _die_with_parent(parent)
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the head, which closes its workers
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)

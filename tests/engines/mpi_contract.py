@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shoal
@@ -16,8 +17,15 @@ class TestMPI(Contract):
         options.pop("workers", None)
         return shoal.engine("mpi", **options)
 
-    test_shared_values_reach_every_rank = WorkersContract.test_workers_do_not_load_jax
+    test_workers_do_not_load_jax = WorkersContract.test_workers_do_not_load_jax
     test_workers_have_one_blas_thread = WorkersContract.test_workers_have_one_blas_thread
+
+    def test_a_shared_value_reaches_every_rank(self) -> None:
+        with self.make() as engine:
+            for scale in (1.0, 2.0):  # the first is forgotten when it is no longer used
+                shared = engine.share(np.full(1000, scale))
+                assert engine.map(tasks.total, range(40), shared) == [1000 * scale + i for i in range(40)]
+            assert len(set(engine.map(tasks.pid, range(40)))) == 2
 
     def test_one_engine_at_a_time(self) -> None:
         with self.make() as engine:

@@ -76,3 +76,8 @@ def test_mujoco_says_a_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
         making._warn_once(f"Nan, Inf or huge value in QACC at DOF {moment}")
     making._warn_once("attribute 'x' is deprecated")
     assert capsys.readouterr().err == "MuJoCo warns: Nan, Inf or huge value in QACC at DOF 0\n"
+
+
+def test_atari_needs_no_module_name() -> None:
+    found = describe(EnvSpec("ALE/Pong-v5", {"obs_type": "ram"}).to_tree())
+    assert (found["shape"], found["dtype"]) == ([128], "|u1")

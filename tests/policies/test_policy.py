@@ -92,3 +92,8 @@ def test_unreadable_policies(tmp_path: Path) -> None:
         (tmp_path / "bad.safetensors").write_bytes(content)
         with pytest.raises(CheckpointFault, match="cannot be read"):
             SavedPolicy.load(tmp_path / "bad.safetensors")
+
+
+def test_a_new_policy_is_as_wide_as_asked() -> None:
+    policy = Policy((3,), "<f4", Gaussian((2,), (-1.0, -1.0), (1.0, 1.0), "<f4"), (4,))
+    assert policy.init(np.random.default_rng(0), -0.5)[-2:].tolist() == [-0.5, -0.5]
