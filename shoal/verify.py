@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal import engines, run
-from shoal.engines.processes import ProcessesEngine
+from shoal.engines.base import Engine
 from shoal.errors import UsageError
 from shoal.rundir import RunDir
 
@@ -112,7 +112,7 @@ def _runner(way: Way) -> Callable[[str, run.Settings, Any, Way], int]:
 def _in_this_process(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
     quiet = Console(quiet=True)
     with engines.make(way.engine, way.workers) as engine:
-        killers = [_Killer(engine)] if way.fault == "kill-workers" and isinstance(engine, ProcessesEngine) else []
+        killers = [_Killer(engine)] if way.fault == "kill-workers" else []
         run.train(algo, settings, config, engine=engine, trackers=killers, console=quiet)
         return engine.telemetry().lost_workers
 
@@ -120,7 +120,7 @@ def _in_this_process(algo: str, settings: run.Settings, config: Any, way: Way) -
 class _Killer:
     """A tracker that has a worker killed in each iteration, once that iteration's first task is done."""
 
-    def __init__(self, engine: ProcessesEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._closed = False
         self._strike()
@@ -136,7 +136,7 @@ class _Killer:
         threading.Thread(target=_kill_one, args=(self._engine, self._engine.telemetry().tasks), daemon=True).start()
 
 
-def _kill_one(engine: ProcessesEngine, tasks_before: int) -> None:
+def _kill_one(engine: Engine, tasks_before: int) -> None:
     deadline = time.monotonic() + 10
     while engine.telemetry().tasks == tasks_before and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -15,11 +15,22 @@ ENGINES = {
     "processes": "shoal.engines.processes:ProcessesEngine",
     "mpi": "shoal.engines.mpi:MPIEngine",
 }
+ADDRESSED: tuple[str, ...] = ()
+"""Engines that may be told where their workers are: NAME://ADDRESS."""
 
 
-def check(name: str, workers: int | None) -> list[str]:
-    """What is wrong with an engine's name and number of workers."""
+def split(engine: str) -> tuple[str, str | None]:
+    """Name and address of an engine, from `NAME` or `NAME://ADDRESS`."""
+    name, separator, address = engine.partition("://")
+    return name, address if separator else None
+
+
+def check(engine: str, workers: int | None) -> list[str]:
+    """What is wrong with an engine's name, address and number of workers."""
+    name, address = split(engine)
     problems = []
+    if address is not None and name in ENGINES and name not in ADDRESSED:
+        problems.append(f"the {name} engine has no address, so {engine!r} is not an engine. Use --engine {name}")
     if name not in ENGINES:
         near = difflib.get_close_matches(name, ENGINES, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
@@ -39,6 +50,9 @@ def make(name: str = "processes", workers: int | None = None, **options: Any) ->
     problems = check(name, workers)
     if problems:
         raise UsageError(problems)
+    name, address = split(name)
+    if address is not None:
+        options["address"] = address
     module, _, attribute = ENGINES[name].partition(":")
     engine: Engine = getattr(importlib.import_module(module), attribute)(workers=workers, **options)
     return engine

@@ -33,6 +33,11 @@ class Engine(abc.ABC):
         refuse_while_loading()
         self.workers = workers
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that this engine runs on this machine, oldest first."""
+        return []
+
     @abc.abstractmethod
     def share(self, value: Any) -> Shared:
         """Ship a value once to each worker that needs it; pass the result to tasks in its place."""

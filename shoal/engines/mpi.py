@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.engines.remote import Event, Heard, Received, RemoteEngine
+from shoal.engines.remote import Broken, Event, Heard, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import PREFIX, Kind, Message
 from shoal.engines.worker import Server, serve
-from shoal.errors import MissingExtra, UsageError
+from shoal.errors import MissingExtra, UsageError, WorkerRefused
 
 _CONTROL = 0  # tag of what is said to ranks that wait; each engine has a tag of its own, so late messages are known
 _DETACH, _ATTACH, _RELEASE, _RELEASED = 100, 101, 102, 103  # kinds that no other message has
@@ -222,6 +222,9 @@ class _Transport:
             flush=True,
         )
         self._ranks.comm.Abort(LOST)
+
+    def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
+        return [Broken(error)]
 
     def close(self) -> None:
         for rank in range(1, self._ranks.size):

@@ -26,7 +26,7 @@ from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEng
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import PREFIX, Message
 from shoal.engines.worker import ENVIRONMENT
-from shoal.errors import EngineError
+from shoal.errors import EngineError, WorkerRefused
 
 _LOOK_EVERY = 1.0  # seconds between looks at the process table
 _FAILED_STARTS = 3  # in a row, before the engine gives up
@@ -56,7 +56,7 @@ class ProcessesEngine(RemoteEngine):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that are running."""
+        """Process ids of the workers that are running, oldest first."""
         return self._transport.pids()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -265,6 +265,9 @@ class _Processes:
         if process is not None:
             self._end(process)
             self._missing += 1
+
+    def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
+        return [Broken(error)]
 
     def close(self) -> None:
         for process in list(self._processes.values()):

@@ -79,6 +79,9 @@ class Transport(Protocol):
     def drop(self, worker: int) -> None:
         """End a worker that was given up or refused."""
 
+    def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
+        """A worker would compute other bits. `Broken` where all workers are of one install; else only it has to go."""
+
     def close(self) -> None:
         """End all workers. Called by the pump thread, last."""
 
@@ -214,9 +217,7 @@ class RemoteEngine(Engine):
                 f"worker {worker} would not compute the same bits as the head ({differs}). Install the same versions "
                 f"on a CPU of the same family, or pass --allow-mixed and give up equal results"
             )
-            self._broken = error
-            self._closed = True
-            return []
+            return [command for event in self._transport.refuse(worker, error) for command in self._take(now, event)]
         settings = {"path": list(sys.path), "main": main_script(), "allow": None}
         self._transport.send(worker, Message(Kind.WELCOME, 0, wire.encode(settings)))
         return self._scheduler.joined(now, worker)
