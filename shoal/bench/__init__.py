@@ -19,6 +19,7 @@ PARTS = {
     "trpo": ("trpo", "TRPO at equal settings beside sb3-contrib, in steps per second"),
     "time": ("reach", "time to a score, each library with its best known settings"),
     "dqn": ("dqn", "DQN beside Stable-Baselines3 and beside one remote call per transition"),
+    "engines": ("engines", "what each engine adds to a task, and training on it beside processes"),
     "learn": ("learn", "scores of the presets over seeds, beside published ones"),
     "startup": ("startup", "time to the first environment step, and a worker's memory"),
 }
