@@ -262,10 +262,9 @@ def make_update(config: Config, policy: Policy, optimizer: Any) -> Callable[...,
     def values(layers: Any, observations: Any) -> Any:
         return network.apply(layers, policy.features(observations, None, None))
 
-    def loss(layers: Any, target: Any, drawn: Any) -> Any:
+    def loss(layers: Any, drawn: Any, following: Any) -> Any:
         worth = values(layers, drawn.observations)
         chosen = _pick(worth, drawn.actions)
-        following = values(target, drawn.following)
         best = (values(layers, drawn.following) if config.double else following).argmax(axis=-1)
         aim = drawn.returns + drawn.discounts * _pick(following, best)
         error = chosen - jax.lax.stop_gradient(aim)
@@ -274,15 +273,17 @@ def make_update(config: Config, policy: Policy, optimizer: Any) -> Callable[...,
 
     def update(params: Any, target: Any, adam: Any, transitions: Any, updates: Any, lr: Any) -> Any:
         def step(carry: Any, drawn: Any) -> Any:
-            layers, adam, target = carry
-            (cost, (error, worth)), gradient = jax.value_and_grad(loss, has_aux=True)(layers, target, drawn)
+            layers, adam = carry
+            (cost, (error, worth)), gradient = jax.value_and_grad(loss, has_aux=True)(layers, *drawn)
             change, adam = optimizer.update(gradient, adam)
             layers = jax.tree.map(lambda old, by: old - lr * by, layers, change)
-            return (layers, adam, target), (error, cost, worth)
+            return (layers, adam), (error, cost, worth)
 
         def piece(carry: Any, transitions: Any) -> Any:
             layers, adam, target, updates = carry
-            (layers, adam, _), measured = jax.lax.scan(step, (layers, adam, target), transitions)
+            # The target network stands still here, so its values are one large product instead of many small ones.
+            following = values(target, transitions.following)
+            (layers, adam), measured = jax.lax.scan(step, (layers, adam), (transitions, following))
             updates += length
             moves = updates % config.target_every == 0
             target = jax.tree.map(
@@ -290,7 +291,7 @@ def make_update(config: Config, policy: Policy, optimizer: Any) -> Callable[...,
             )
             return (layers, adam, target, updates), measured
 
-        # The target network moves only between pieces, so that the steps within one need not carry it along.
+        # The target network moves only between pieces.
         length = math.gcd(config.block_steps, config.target_every)
         pieces = jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), transitions)
         # Layers, not the flat vector: cutting it up and putting its gradient together costs a fifth of a large step.
