@@ -15,7 +15,12 @@ from shoal.policies.policy import SavedPolicy
 from shoal.trees import Tree
 
 # name -> module; loaded only when asked for, because algorithms load JAX
-ALGOS = {"dqn": "shoal.algos.dqn", "ppo": "shoal.algos.ppo", "trpo": "shoal.algos.trpo"}
+ALGOS = {
+    "dqn": "shoal.algos.dqn",
+    "es": "shoal.algos.es",
+    "ppo": "shoal.algos.ppo",
+    "trpo": "shoal.algos.trpo",
+}
 
 
 @dataclass(frozen=True)
