@@ -18,9 +18,13 @@ from shoal.trees import Tree
 ALGOS = {
     "dqn": "shoal.algos.dqn",
     "es": "shoal.algos.es",
+    "nevergrad": "shoal.algos.nevergrad",
     "ppo": "shoal.algos.ppo",
     "trpo": "shoal.algos.trpo",
 }
+
+SEARCHES = ("es", "nevergrad")
+"""Those that learn from scores of whole policies, and see no steps."""
 
 
 @dataclass(frozen=True)

@@ -187,8 +187,7 @@ class Gaussian:
     def to_env(self, actions: np.ndarray) -> list[Any]:
         """What `env.step` takes, for each row of actions."""
         low, high = self._bounds
-        cut = np.minimum(np.maximum(actions, low), high)  # half the time of `clip` for so few numbers
-        return list(cut.reshape(-1, *self.shape).astype(self.dtype, copy=False))
+        return list(actions.clip(low, high).reshape(-1, *self.shape).astype(self.dtype, copy=False))
 
     @functools.cached_property
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:

@@ -19,6 +19,8 @@ ACTIVATIONS = ("tanh", "relu", "sigmoid", "softsign", "identity")
 
 def activate(name: str, x: Any) -> Any:
     """An activation by name."""
+    if name == "identity":
+        return x
     xp = x.__array_namespace__()
     if name == "tanh":
         return xp.tanh(x)
@@ -26,7 +28,7 @@ def activate(name: str, x: Any) -> Any:
         return xp.maximum(x, 0)
     if name == "sigmoid":
         return 0.5 * xp.tanh(0.5 * x) + 0.5  # as 1 / (1 + exp(-x)), and never overflows
-    return x / (1 + xp.abs(x)) if name == "softsign" else x
+    return x / (1 + xp.abs(x))
 
 
 @dataclass(frozen=True)
