@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-DEBIAN := strace
+DEBIAN := strace gnugo
 
 .PHONY: demo test check lint types layers bench clean debian
 
@@ -31,7 +31,7 @@ bench: $(VENV)/dev
 
 debian:
 	@for tool in $(DEBIAN); do \
-	  command -v $$tool >/dev/null || { \
+	  PATH=$$PATH:/usr/games command -v $$tool >/dev/null || { \
 	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	      apt-get update -qq && apt-get install -y -qq $$tool; \
 	    else echo "$$tool is missing: the tests that need it are skipped (apt-get install $$tool)"; fi; }; \

@@ -21,6 +21,7 @@ from shoal.spmd.launching import mpirun
 _EXTRAS = {
     "Box2D (LunarLander, BipedalWalker)": ("Box2D", "pip install 'shoal[box2d]'"),
     "MuJoCo (HalfCheetah, Walker2d, ...)": ("mujoco", "pip install 'shoal[mujoco]'"),
+    "OpenSpiel (Go)": ("pyspiel", "pip install 'shoal[go]'"),
 }
 
 

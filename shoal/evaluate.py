@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal import engines
+from shoal.engines.base import Engine
 from shoal.errors import UsageError
 from shoal.lanes import episodes
 from shoal.policies.policy import SavedPolicy
@@ -38,16 +39,20 @@ def evaluate(
     if problems:
         raise UsageError(problems)
     saved = SavedPolicy.load(policy_file(run, root))
-    place = {"seed": seed, "purpose": "evaluate", "width": WIDTH, "env": saved.env}
     with engines.make(engine, workers) as pool:
-        weights = pool.share(saved.weights)
-        futures = []
-        for lane in range(min(LANES, count)):
-            budget = {"episodes": count // LANES + (lane < count % LANES)}
-            futures.append(
-                pool.submit(episodes, place | {"lane": lane}, saved.policy.to_tree(), weights, budget, not sample)
-            )
-        records = [future.result() for future in futures]
+        return play(pool, saved, count, seed, sample)
+
+
+def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: bool = False) -> Scores:
+    """Play `count` episodes with a policy on an engine."""
+    place = {"seed": seed, "purpose": "evaluate", "width": WIDTH, "env": saved.env}
+    weights = engine.share(saved.weights)
+    futures = []
+    for lane in range(min(LANES, count)):
+        budget = {"episodes": count // LANES + (lane < count % LANES)}
+        task = (place | {"lane": lane}, saved.policy.to_tree(), weights, budget, not sample)
+        futures.append(engine.submit(episodes, *task))
+    records = [future.result() for future in futures]
     return Scores(
         np.concatenate([record["returns"] for record in records]),
         np.concatenate([record["lengths"] for record in records]),

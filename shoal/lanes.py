@@ -271,7 +271,7 @@ class Lane(Slots):
 
 # What a worker keeps between tasks -------------------------------------------------------------------------------
 
-_KEEP_RUNS = 4  # a worker may serve several heads at once
+KEEP_RUNS = 16  # a worker may serve several heads at once
 _KEEP_SPECS = 4
 
 _live: OrderedDict[str, dict[int, tuple[int, Lane | VectorLane]]] = (
@@ -281,7 +281,7 @@ _pool: OrderedDict[str, list[gymnasium.Env[Any, Any]]] = OrderedDict()
 
 
 def _drop_old_runs() -> None:
-    while len(_live) > _KEEP_RUNS:
+    while len(_live) > KEEP_RUNS:
         _, lanes = _live.popitem(last=False)
         for _, lane in lanes.values():
             lane.close()

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from shoal.engines.mpi import LOST
+from shoal.engines.parent import die_with_parent
 from shoal.engines.processes import available_cores
-from shoal.engines.worker import ENVIRONMENT, die_with_parent
+from shoal.engines.worker import ENVIRONMENT
 from shoal.rundir import RunDir
 from shoal.spmd.launching import mpirun
 

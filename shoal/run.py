@@ -230,7 +230,7 @@ def recorded(run: RunDir, changes: dict[str, Any]) -> tuple[dict[str, Any], Sett
     """What a run was started with: the whole record, and from it, checked, settings and the algorithm's settings."""
     record = run.config()
     settings = Settings(**{**record["settings"], **changes, "runs": str(run.path.parent)})
-    config = algos.load(record["algo"]).Config(**_tuples(record["config"]))
+    config = algos.load(record["algo"]).Config(**tuples(record["config"]))
     problems = settings.problems() + config.problems()
     if problems:
         raise UsageError(problems)
@@ -460,6 +460,6 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _tuples(config: dict[str, Any]) -> dict[str, Any]:
+def tuples(config: dict[str, Any]) -> dict[str, Any]:
     """JSON has no tuples; settings have no lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}

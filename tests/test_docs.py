@@ -21,7 +21,8 @@ def commands(page: Path) -> list[str]:
 
 @pytest.mark.timeout(300)
 def test_commands(tmp_path: Path) -> None:
-    found = commands(ROOT / "README.md") + commands(ROOT / "docs/runs.md")  # which looks at the run of the README
+    pages = ("README.md", "docs/runs.md", "docs/compare.md", "docs/environments.md")  # the later use runs of the first
+    found = [line for page in pages for line in commands(ROOT / page)]
     assert len(found) >= 9
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     binaries = tmp_path / "bin"
@@ -51,7 +52,7 @@ def test_links_and_files_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
-    for path in re.findall(r"`((?:shoal|tests|bench|examples|docs)/[\w./]+)", text):
+    for path in re.findall(r"`((?:shoal|tests|bench|examples|docs)/[\w./]+)(?![\w./]*-v\d)", text):  # no environments
         assert (ROOT / path).exists(), path
 
 

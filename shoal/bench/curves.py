@@ -1,43 +1,147 @@
-"""Curves of return against steps, as an SVG."""
+"""Learning curves as an SVG: panels side by side with one scale for returns, lines, and bands around them."""
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 300, 56, 44, 20
-COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#e08e0b", "#7b4fa3")
+PANEL, GAP, LEFT, RIGHT, TOP, HEIGHT, BOTTOM = 380, 46, 66, 18, 62, 250, 50
+LONE = 690  # width of a panel that stands alone
+LETTER = 7.2  # width of one, about
+
+# Of Okabe and Ito: told apart with every kind of colour vision, and by lightness in grey.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9")
+DASHES = ("", "7 3", "2 3", "10 3 2 3")  # one for each round through the colours
 
 
-def draw(title: str, curves: Sequence[Sequence[Sequence[float]]]) -> str:
-    """One line for each curve of points (steps, return)."""
-    right = max(x for curve in curves for x, _ in curve)
-    low = min(0.0, *(y for curve in curves for _, y in curve))
-    high = max(y for curve in curves for _, y in curve)
+@dataclass(frozen=True)
+class Line:
+    """One line of points (x, return), and a band (x, lowest, highest) around it if there is one."""
 
-    def at(x: float, y: float) -> str:
-        across = LEFT + x / right * (WIDTH - LEFT - 16)
-        up = HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - BOTTOM - TOP)
-        return f"{across:.1f},{up:.1f}"
+    label: str
+    points: Sequence[Sequence[float]]
+    band: Sequence[Sequence[float]] = ()
 
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over one axis."""
+
+    axis: str
+    """What x is, in words."""
+    lines: Sequence[Line]
+
+
+def draw(title: str, panels: Sequence[Panel]) -> str:
+    """The picture. Lines with the same place in their panels have the same colour, and one label for all panels."""
+    width = LONE if len(panels) == 1 else PANEL
+    total = LEFT + len(panels) * width + (len(panels) - 1) * GAP + RIGHT
+    labels = [line.label for line in panels[0].lines]
+    legend, rows = _legend(labels, total)
+    top = TOP + 20 * (rows - 1)
+    high = top + HEIGHT + BOTTOM
+    returns = [y for panel in panels for line in panel.lines for _, *ys in (*line.points, *line.band) for y in ys]
+    lowest, highest, step = _scale(min(returns), max(returns), 5)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {high}" font-family="sans-serif" '
+        f'font-size="12" fill="#333">',
+        f'<rect width="{total}" height="{high}" fill="white"/>',
+        f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold" fill="#111">{html.escape(title)}</text>',
+        *legend,
+        f'<text transform="translate(16 {top + HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">return</text>',
     ]
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        y, x = low + share * (high - low), share * right
-        (x0, y0), (x1, _) = at(0, y).split(","), at(right, y).split(",")
-        parts.append(f'<line x1="{x0}" y1="{y0}" x2="{x1}" y2="{y0}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{float(y0) + 4}" text-anchor="end" fill="#444">{y:.0f}</text>')
-        x0 = at(x, low).split(",")[0]
+    for number, panel in enumerate(panels):
+        left = LEFT + number * (width + GAP)
+        parts += _panel(panel, left, top, width, (lowest, highest, step), high)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(
+    panel: Panel, left: int, top: int, width: int, scale: tuple[float, float, float], high: int
+) -> list[str]:  # fmt: skip
+    lowest, highest, step = scale
+    end = max(x for line in panel.lines for x, *_ in line.points)
+    _, _, x_step = _scale(0.0, end, 5)
+
+    def across(x: float) -> float:
+        return left + x / end * width
+
+    def up(y: float) -> float:
+        return top + HEIGHT - (y - lowest) / (highest - lowest) * HEIGHT
+
+    def path(points: Sequence[tuple[float, float]]) -> str:
+        return " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
+
+    parts = []
+    for tick in range(round((highest - lowest) / step) + 1):
+        y = lowest + tick * step
         parts.append(
-            f'<text x="{x0}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="#444">{x / 1000:.0f}k</text>'
+            f'<line x1="{left}" y1="{up(y):.1f}" x2="{left + width}" y2="{up(y):.1f}" stroke="#e3e3e3"/>'
+            f'<text x="{left - 7}" y="{up(y) + 4:.1f}" text-anchor="end">{_short(y)}</text>'
         )
-    for number, curve in enumerate(curves):
-        points = " ".join(at(x, y) for x, y in curve)
-        colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+    for tick in range(int(end / x_step + 1e-9) + 1):
+        x = tick * x_step
+        parts.append(
+            f'<line x1="{across(x):.1f}" y1="{top + HEIGHT}" x2="{across(x):.1f}" y2="{top + HEIGHT + 5}" '
+            f'stroke="#999"/>'
+            f'<text x="{across(x):.1f}" y="{top + HEIGHT + 18}" text-anchor="middle">{_short(x)}</text>'
+        )
+    parts.append(f'<line x1="{left}" y1="{top + HEIGHT}" x2="{left + width}" y2="{top + HEIGHT}" stroke="#999"/>')
+    for number, line in enumerate(panel.lines):
+        if line.band:
+            edge = [(x, top_y) for x, _, top_y in line.band] + [(x, low_y) for x, low_y, _ in reversed(line.band)]
+            colour, _ = _style(number)
+            parts.append(f'<polygon points="{path(edge)}" fill="{colour}" fill-opacity="0.16"/>')
+    for number, line in enumerate(panel.lines):
+        parts.append(
+            f'<polyline points="{path([(x, y) for x, y in line.points])}" fill="none" {_stroke(number)} '
+            f'stroke-linejoin="round"/>'
+        )
     parts.append(
-        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle" fill="#222">{title}</text></svg>'
+        f'<text x="{left + width / 2:.0f}" y="{high - 12}" text-anchor="middle">{html.escape(panel.axis)}</text>'
     )
-    return "\n".join(parts) + "\n"
+    return parts
+
+
+def _legend(labels: Sequence[str], total: int) -> tuple[list[str], int]:
+    """A line and a word for each label, in as many rows as it takes."""
+    parts, x, row = [], float(LEFT), 0
+    for number, label in enumerate(labels):
+        wide = 34 + LETTER * len(label) + 20
+        if x > LEFT and x + wide > total - RIGHT:
+            x, row = float(LEFT), row + 1
+        y = 42 + 20 * row
+        parts.append(
+            f'<line x1="{x:.0f}" y1="{y}" x2="{x + 26:.0f}" y2="{y}" {_stroke(number)}/>'
+            f'<text x="{x + 32:.0f}" y="{y + 4}">{html.escape(label)}</text>'
+        )
+        x += wide
+    return parts, row + 1
+
+
+def _style(number: int) -> tuple[str, str]:
+    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def _stroke(number: int) -> str:
+    colour, dash = _style(number)
+    return f'stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
+
+
+def _scale(low: float, high: float, ticks: int) -> tuple[float, float, float]:
+    """Round numbers around a range, and the distance of about so many ticks: 1, 2 or 5 times a power of ten."""
+    if high - low < 1e-9:
+        low, high = low - 1.0, high + 1.0
+    rough = (high - low) / ticks
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, step
+
+
+def _short(number: float) -> str:
+    for size, letter, least in ((1e6, "M", 1e6), (1e3, "k", 1e4)):
+        if abs(number) >= least:
+            return f"{round(number / size, 6):g}{letter}"
+    return f"{round(number, 6):,g}"

@@ -194,7 +194,8 @@ def _reference(entry: dict[str, Any]) -> str:
 
 
 def _draw(path: Path, title: str, found: Sequence[Result]) -> None:
-    picture = curves.draw(f"{title}: return against environment steps", [r.curve for r in found])
+    lines = [curves.Line(f"seed {result.seed}", result.curve) for result in found]
+    picture = curves.draw(title, [curves.Panel("environment steps", lines)])
     try:
         path.write_text(picture)
     except OSError as error:

@@ -27,6 +27,7 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal evaluate trpo-CartPole-v1-0001             play episodes with its policy
   shoal replay trpo-CartPole-v1-0001 --iteration 9 --episode 0
                                                    play one episode of it again, alone
+  shoal compare CartPole-v1 --algos ppo trpo dqn   several algorithms and seeds: a table and a picture
   shoal runs                                       list runs
   shoal presets                                    settings for known environments
   shoal check-env CartPole-v1                      does an environment keep the rules?
@@ -41,6 +42,7 @@ Each command has --help. Exit codes: 0 done, 1 failed or different, 2 your setti
 COMMANDS = {
     "train": "learn:train",
     "resume": "learn:resume",
+    "compare": "compare:compare",
     "verify": "learn:verify",
     "evaluate": "runs:evaluate",
     "replay": "runs:replay",
@@ -81,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _serve_if_rank(words: list[str]) -> None:
     """Under mpirun the first rank runs the command. The others work for it, and are let go when it ends."""
-    if words[:1] not in (["train"], ["resume"], ["evaluate"]):
+    if words[:1] not in (["train"], ["resume"], ["evaluate"], ["compare"]):
         return
     from shoal.spmd.launching import place
 

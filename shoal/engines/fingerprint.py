@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 import shoal
 
 # The packages that compute what a task returns. Those that are not installed are left out.
-_PACKAGES = ("numpy", "gymnasium", "box2d", "mujoco", "ale-py", "envpool")
+_PACKAGES = ("numpy", "gymnasium", "box2d", "mujoco", "ale-py", "envpool", "open-spiel")
 
 
 @functools.cache

@@ -136,7 +136,7 @@ class _Processes:
             popen = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
-                env=self._environment | {"PYTHONPATH": _python_path()},
+                env=self._environment | {"PYTHONPATH": python_path()},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -274,8 +274,8 @@ class _Processes:
         os.close(self._wake_in)
 
 
-def _python_path() -> str:
-    """Where the worker finds Shoal before it is told the head's whole path."""
+def python_path() -> str:
+    """Where a process that is started from here finds Shoal before it is told this one's whole path."""
     package = Path(__file__).parents[2]
     return os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import signal
 import socket
 import sys
@@ -17,6 +15,7 @@ from shoal import errors
 from shoal.engines import wire
 from shoal.engines.fingerprint import fingerprint
 from shoal.engines.functions import Functions
+from shoal.engines.parent import die_with_parent
 from shoal.engines.wire import PREFIX, Kind, Message
 
 ENVIRONMENT = {
@@ -127,15 +126,6 @@ class SocketChannel:
         """Send one message whole."""
         self._socket.sendall(PREFIX.pack(message.kind, message.number, len(message.frame)))
         self._socket.sendall(message.frame)
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Linux: have the kernel send this process a signal when its parent dies, also in the middle of a task."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, number)
-        if os.getppid() != parent:  # it died before the call
-            os._exit(1)
 
 
 def main() -> None:

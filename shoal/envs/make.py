@@ -88,7 +88,8 @@ def time_limit(spec: EnvSpec) -> int | None:
     return spec.max_episode_steps or record.max_episode_steps
 
 
-_REGISTERED_BY = {"ALE": "ale_py"}  # namespaces of well-known packages, which nobody wants to spell as module:Env-v0
+# Namespaces whose module nobody wants to spell as module:Env-v0
+_REGISTERED_BY = {"ALE": "ale_py", "shoal": "shoal.envs.own"}
 
 
 def _module_and_id(name: str) -> tuple[str, str]:

@@ -1,0 +1,119 @@
+"""What the runs of a comparison gave: scores, learning curves over steps and over time, a table and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal import evaluate
+from shoal.bench import curves
+from shoal.bench.learn import interquartile_mean
+from shoal.bench.report import table
+from shoal.compare.plan import Job
+from shoal.engines.base import Engine
+from shoal.policies.policy import SavedPolicy
+
+POINTS = 200
+"""A curve of the picture has so many."""
+RETURNS = ("eval/mean_reward", "rollout/ep_rew_mean")
+"""Which return a curve shows: that of the policy itself, where an algorithm tries others around it, or in training."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one run gave."""
+
+    job: Job
+    score: float
+    """Mean return of greedy episodes with the final policy."""
+    curve: np.ndarray
+    """Steps, seconds and mean return in training, along the way (points, 3)."""
+
+    @property
+    def along(self) -> float:
+        """Mean return along the way, by steps: the area under the curve over its width."""
+        steps, returns = self.curve[:, 0], self.curve[:, 2]
+        return float(np.trapezoid(returns, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else float(returns[-1])
+
+    def first(self, threshold: float) -> float | None:
+        """Steps at which the return reached a threshold."""
+        reached = np.flatnonzero(self.curve[:, 2] >= threshold)
+        return float(self.curve[reached[0], 0]) if len(reached) else None
+
+
+def look(job: Job, engine: Engine, episodes: int) -> Finding:
+    """What a finished run gave."""
+    scores = evaluate.play(engine, SavedPolicy.load(job.run.policy_file), episodes)
+    return Finding(job, float(scores.returns.mean()), curve(job.run.metrics()))
+
+
+def curve(lines: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Steps, seconds and return (points, 3) of a run, from the lines of its metrics."""
+    points, before, last = [], 0.0, 0.0
+    for line in lines:
+        elapsed = line["time/time_elapsed"]
+        if elapsed < last:  # a resume counts from 0 again
+            before += last
+        last = elapsed
+        found = [line[name] for name in RETURNS if line.get(name) is not None]
+        if found:
+            points.append((line["time/total_timesteps"], before + elapsed, found[0]))
+    return np.array(points, np.float64).reshape(-1, 3)
+
+
+def tabulate(findings: Sequence[Finding], threshold: float | None) -> str:
+    """A row for each side, with the best score first."""
+    head = ["", "seeds", "score", "lowest to highest", "interquartile mean", "along the way"]
+    head += [] if threshold is None else [f"steps to {threshold:g}"]
+    head += ["steps", "seconds"]
+    rows = [(statistics.fmean(found.score for found in sides), _row(sides, threshold)) for sides in _sides(findings)]
+    return table(head, [row for _, row in sorted(rows, key=lambda pair: -pair[0])])
+
+
+def _sides(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings by what is compared, in the order of the command."""
+    labels = dict.fromkeys(found.job.label for found in findings)
+    return [[found for found in findings if found.job.label == label] for label in labels]
+
+
+def _row(found: Sequence[Finding], threshold: float | None) -> list[str]:
+    scores = [finding.score for finding in found]
+    row = [
+        found[0].job.label,
+        str(len(found)),
+        f"{statistics.fmean(scores):.1f}",
+        f"{min(scores):.1f} to {max(scores):.1f}",
+        f"{interquartile_mean(scores):.1f}",
+        f"{statistics.fmean(finding.along for finding in found if len(finding.curve)):.1f}",
+    ]
+    if threshold is not None:
+        reached = [steps for finding in found if (steps := finding.first(threshold)) is not None]
+        all_of_them = "" if len(reached) == len(found) else f" ({len(reached)} of {len(found)})"
+        row.append(f"{statistics.median(reached):,.0f}{all_of_them}" if reached else "never")
+    taken, seconds = (statistics.median(finding.curve[-1, column] for finding in found) for column in (0, 1))
+    return [*row, f"{taken:,.0f}", f"{seconds:.1f}"]
+
+
+def picture(title: str, findings: Sequence[Finding]) -> str:
+    """Mean and range over seeds against environment steps and against time, as an SVG."""
+    sides = _sides([found for found in findings if len(found.curve)])
+    panels = [
+        curves.Panel(axis, [_line(side, column) for side in sides])
+        for column, axis in ((0, "environment steps"), (1, "seconds"))
+    ]
+    return curves.draw(title, panels)
+
+
+def _line(found: Sequence[Finding], column: int) -> curves.Line:
+    """Mean and range of several curves, from where all have begun. One that has ended keeps its last return."""
+    begin = max(finding.curve[0, column] for finding in found)
+    end = max(finding.curve[-1, column] for finding in found)
+    across = np.linspace(begin, end, POINTS)
+    returns = np.stack([np.interp(across, finding.curve[:, column], finding.curve[:, 2]) for finding in found])
+    band = zip(across, returns.min(axis=0), returns.max(axis=0), strict=True) if len(found) > 1 else ()
+    points = zip(across, returns.mean(axis=0), strict=True)
+    return curves.Line(found[0].job.label, list(points), list(band))
