@@ -121,9 +121,10 @@ def train(
         worth[own:] = shaped(config.shaping, fitness[own:])
         gradient = noise.weighted_sum(table, worth[plus] - worth[minus], places, policy.count)
         gradient *= np.float32(1 / (2 * pairs * sigma))
-        optimizer, step = ascend(config, optimizer, gradient, iteration)
         before = params
-        params = (1 - np.float32(lr * config.weight_decay)) * params + np.float32(lr) * step
+        with np.errstate(over="ignore", invalid="ignore"):  # looked at next
+            optimizer, step = ascend(config, optimizer, gradient, iteration)
+            params = (1 - np.float32(lr * config.weight_decay)) * params + np.float32(lr) * step
         if not np.isfinite(params).all():
             raise LearningFault(
                 f"iteration {iteration} computed weights that are not finite (scores {fitness.min():g} to "

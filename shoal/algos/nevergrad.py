@@ -62,6 +62,8 @@ class Config(SearchConfig):
             found.append(
                 f"Nevergrad has no optimizer {self.optimizer!r}. {hint}To see them all, type: shoal optimizers"
             )
+        elif self.population > 1 and (names[self.optimizer].no_parallelization or family(self.optimizer) is CLASSIC):
+            found.append(f"{self.optimizer} takes one evaluation at a time: use --population 1, or another optimizer")
         return found
 
 
@@ -141,6 +143,7 @@ class Searcher:
 
     def __init__(self, config: Config, seed: int, start: np.ndarray) -> None:
         self.name, self.count, self.seed = config.optimizer, config.population, seed
+        self.budget = config.budget
         self.generation = 0
         self.asked = hashlib.sha256().hexdigest()
         """Digest of all that it asked so far."""
@@ -185,10 +188,10 @@ class Searcher:
 
     def _refused(self, error: Exception) -> UsageError:
         hints = []
-        if getattr(registry()[self.name], "no_parallelization", False) and self.count > 1:
+        if "paralleliz" in str(error).lower():
             hints.append("It takes one evaluation at a time: --population 1")
-        if "budget" in str(error).lower():
-            hints.append("It needs to know how many evaluations there will be: --budget N")
+        if self.budget is None:
+            hints.append("It may need to know how many evaluations there will be: --budget N")
         if isinstance(error, ImportError):
             hints.append("It needs a package that Nevergrad does not install")
         return UsageError(
@@ -241,6 +244,11 @@ class Family:
     """Nevergrad's classes."""
 
 
+CLASSIC = Family(
+    "classic", "local searches of numerical libraries; one evaluation at a time (--population 1)", 200,
+    ("NonObjectOptimizer", "SPSA"),
+)  # fmt: skip
+
 FAMILIES = (
     Family("diagonal CMA", "as CMA, but learns a scale for each weight only; for large networks", None, ()),
     Family("CMA", "learns how weights go together: the best start for small networks. Memory and time grow with the "
@@ -258,8 +266,7 @@ FAMILIES = (
     Family("chains", "one optimizer after another; give --budget", 2000, ("Chaining", "Rescaled")),
     Family("surrogates", "fit a model of the score and look where it is best", 200,
            ("ParametrizedMetaModel", "ParametrizedBO", "BayesOptim", "AXP")),
-    Family("classic", "local searches of numerical libraries; one evaluation at a time (--population 1)", 200,
-           ("NonObjectOptimizer", "SPSA")),
+    CLASSIC,
     Family("samplers", "try random or evenly spread policies and learn nothing on the way; give --budget", 100,
            ("SamplingSearch", "RandomSearchMaker", "StupidRandom")),
     Family("others", "several criteria, bandits, one optimizer for each group of weights", None, ()),
