@@ -17,11 +17,12 @@ from shoal.engines.processes import available_cores
 from shoal.errors import ShoalError
 from shoal.spmd.launching import mpirun
 
-# environment package -> (a module to try, pip command)
+# package -> (a module to try, pip command)
 _EXTRAS = {
     "Box2D (LunarLander, BipedalWalker)": ("Box2D", "pip install 'shoal[box2d]'"),
     "MuJoCo (HalfCheetah, Walker2d, ...)": ("mujoco", "pip install 'shoal[mujoco]'"),
     "OpenSpiel (Go)": ("pyspiel", "pip install 'shoal[go]'"),
+    "Nevergrad (the algorithm nevergrad)": ("nevergrad", "pip install 'shoal[nevergrad]'"),
 }
 
 

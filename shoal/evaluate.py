@@ -12,7 +12,7 @@ from shoal.engines.base import Engine
 from shoal.errors import UsageError
 from shoal.lanes import episodes
 from shoal.policies.policy import SavedPolicy
-from shoal.rundir import RunDir
+from shoal.rundir import policy_file
 from shoal.seeding import MAX_SEED
 
 LANES, WIDTH = 8, 8  # part of the result, as everywhere
@@ -38,8 +38,7 @@ def evaluate(
         problems.append(f"seed must be in 0..{MAX_SEED}, not {seed}")
     if problems:
         raise UsageError(problems)
-    path = Path(run) if run.endswith(".safetensors") else RunDir.find(root, run).policy_file
-    saved = SavedPolicy.load(path)
+    saved = SavedPolicy.load(policy_file(run, root))
     with engines.make(engine, workers) as pool:
         return play(pool, saved, count, seed, sample)
 

@@ -7,8 +7,8 @@ The width is part of the task, because a row of a batch has other bits than the 
   the actions since. Episodes follow each other in a slot.
 - `episodes` runs whole episodes from fresh resets and keeps nothing but the environments themselves.
 
-`alone` plays one episode again without a lane. No other module steps single environments; `vectors` has lanes of
-native vector environments.
+`population` has a third, which evaluates many policies in a lane. `alone` plays one episode again without a lane. No
+other module steps single environments; `vectors` has lanes of native vector environments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -24,8 +24,9 @@ import numpy as np
 from shoal import seeding
 from shoal.envs.make import EnvSpec, make, observation_dtype, time_limit
 from shoal.errors import EnvironmentFault
-from shoal.policies.policy import Policy
-from shoal.records import NOISE_STEPS, Record, Slots, episode_seed
+from shoal.policies.heads import Head
+from shoal.policies.policy import Actor, Policy
+from shoal.records import NOISE_STEPS, Record, Slots
 from shoal.trees import Tree
 from shoal.vectors import VectorLane
 
@@ -37,6 +38,8 @@ def fragment(place: Tree, policy: Tree, weights: Tree, steps: int, ledger: Tree 
     does not hold the lane there and no ledger came along: then it has to be asked again, with the ledger.
     """
     parsed = Policy.from_tree(policy)
+    if parsed.remembered:
+        raise AssertionError("a ledger holds no memory, so policies that remember play whole episodes only")
     held = _live.setdefault(place["token"], {})
     _live.move_to_end(place["token"])
     position, lane = held.pop(place["lane"], (None, None))
@@ -109,6 +112,16 @@ def alone(
             return
 
 
+class Keeper(Protocol):
+    """What is kept of a lane's steps: everything (`Record`), or less."""
+
+    def step(self, observations: np.ndarray, actions: np.ndarray, rewards: list[float]) -> None:
+        """The slots took a step: what they acted on, what they did, and what it paid."""
+
+    def end(self, time: int, slot: int, terminated: bool) -> None:
+        """An episode ended in a slot, with the step at this time."""
+
+
 class Lane(Slots):
     """A lane of single environments, one for each slot."""
 
@@ -124,8 +137,9 @@ class Lane(Slots):
             self.envs[slot].close()
             self.envs[slot] = make(self.spec)
         self.episodes[slot], self.begun[slot], self.returns[slot] = episode, self.clock, 0.0
+        self.memory[slot] = 0.0
         try:
-            self.observations[slot] = self.envs[slot].reset(seed=episode_seed(self.place, slot, episode))[0]
+            self.observations[slot] = self.envs[slot].reset(seed=self.seed(slot, episode))[0]
         except Exception as error:
             raise self.raised(slot, error) from error
 
@@ -154,26 +168,38 @@ class Lane(Slots):
         following: Callable[[int], int | None],
         steps: int | None = None,
     ) -> Tree:
-        """Step the slots together, for `steps` steps or until none is left in an episode.
+        """Step the slots together, and record everything. See `play`."""
+        record = Record(self)
+        self.memory = np.zeros((self.width, policy.remembered), np.float32)
+        time = self.play(policy.actor(weights, self.place["lane"]), policy.head, rng, following, record, steps)
+        return record.tree(policy, time)
+
+    def play(
+        self,
+        act: Actor,
+        head: Head,
+        rng: np.random.Generator | None,
+        following: Callable[[int], int | None],
+        record: Keeper,
+        steps: int | None = None,
+    ) -> int:
+        """Step the slots together, for `steps` steps or until none is left in an episode; how many steps it took.
 
         `following(slot)` is the episode to start where one has ended, or None to leave the slot. Without `rng` the
         likeliest actions are taken.
         """
-        act, head = policy.actor(weights, self.place["lane"]), policy.head
         active = [slot for slot in range(self.width) if self.episodes[slot] >= 0]
         step = [env.step for env in self.envs]
         due = [self._due(slot) for slot in range(self.width)]
-        record = Record(self)
         chunk = NOISE_STEPS if steps is None else min(steps, NOISE_STEPS)
         time = 0
         while active and time != steps:
             if rng is not None and time % chunk == 0:
                 noise = head.noise(rng, chunk, self.width)
-            actions = act(self.observations, None if rng is None else noise[time % chunk])
+            acted_on = self.observations
+            actions = act(acted_on, None if rng is None else noise[time % chunk], self.memory)
             env_actions = head.to_env(actions)
-            record.observations.append(self.observations)
-            record.actions.append(actions)
-            rows: list[Any] = list(self.observations)  # a slot that was left keeps its last one
+            rows: list[Any] = list(acted_on)  # a slot that was left keeps its last one
             self.clock = clock = self.clock + 1
             rewards = [0.0] * self.width
             ended: list[tuple[int, bool]] = []
@@ -188,7 +214,7 @@ class Lane(Slots):
                 self.observations = self._stacked(rows)
             except Exception as error:
                 raise self.raised(slot, error) from error
-            record.rewards.append(rewards)
+            record.step(acted_on, actions, rewards)
             time += 1
             self.taken += len(active)
             for slot, terminated in ended:
@@ -202,7 +228,7 @@ class Lane(Slots):
                     step[slot], due[slot] = self.envs[slot].step, self._due(slot)
             if time % NOISE_STEPS == 0 or time == steps:
                 self._check_ending(active)
-        return record.tree(policy, time)
+        return time
 
     def _stacked(self, rows: list[Any]) -> np.ndarray:
         """Observations as one array. One call for all of them costs a third of one assignment for each."""

@@ -37,14 +37,19 @@ class Slots:
         self.episodes = [-1] * self.width
         self.begun = [0] * self.width  # by the clock
         self.returns = [0.0] * self.width  # of the running episodes, before this task
+        self.memory = np.zeros((self.width, 0), np.float32)  # what a recurrent policy remembers in each slot
 
     def see(self, space: gymnasium.Space[Any]) -> None:
         """Make room for observations (width, ...) of a space."""
         self.observations = np.zeros((self.width, *(space.shape or ())), observation_dtype(space))
 
+    def seed(self, slot: int, episode: int) -> int:
+        """What the environment of a slot is reset with."""
+        return episode_seed(self.place, slot, episode)
+
     def where(self, slot: int, episode: int, step: int) -> str:
         """How a message names one step."""
-        seed, lane = episode_seed(self.place, slot, episode), self.place["lane"]
+        seed, lane = self.seed(slot, episode), self.place["lane"]
         return f"{self.spec.id}, lane {lane}, slot {slot}, episode {episode} (reset seed {seed}), step {step}"
 
     def raised(self, slot: int, error: Exception) -> EnvironmentFault:
@@ -86,6 +91,12 @@ class Record:
         self.lengths: list[int] = []
         self.episodes: list[int] = []
         self.skipped: list[tuple[int, int]] = []
+
+    def step(self, observations: np.ndarray, actions: np.ndarray, rewards: list[float]) -> None:
+        """The slots took a step: what they acted on, what they did, and what it paid."""
+        self.observations.append(observations)
+        self.actions.append(actions)
+        self.rewards.append(rewards)
 
     def end(self, time: int, slot: int, terminated: bool) -> None:
         """An episode ended in a slot; call before the next one begins there."""

@@ -179,7 +179,13 @@ class Again:
 
 def problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
     """What the metrics of a run say against replaying an episode of it, before anything is learned again."""
-    if vector := folder.config()["settings"].get("vector"):
+    record = folder.config()
+    if record["algo"] in algos.SEARCHES:
+        return [
+            f"workers of {record['algo']} send back scores alone, so there is nothing to compare an episode with. "
+            f"To see its policy play, type: shoal evaluate {folder.name}"
+        ]
+    if vector := record["settings"].get("vector"):
         return [f"episodes of --vector {vector} have no seed of their own, so none can be played alone"]
     totals = {line["iteration"]: line.get("rollout/episodes") for line in folder.metrics()}
     if iteration not in totals:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from shoal import __version__, algos, bounds, engines, interrupts, learner, trees
+from shoal import __version__, algos, bounds, disk, engines, interrupts, learner, trees
 from shoal.advice import Usage
 from shoal.algos import Step
 from shoal.engines.base import Engine
@@ -30,7 +30,7 @@ from shoal.engines.processes import ProcessesEngine, available_cores
 from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec, check_id
 from shoal.errors import DiskFault, UsageError
-from shoal.rundir import RunDir, check_name
+from shoal.rundir import RunDir, check_name, policy_file
 from shoal.seeding import MAX_SEED
 from shoal.track import Tracker
 from shoal.track.console import Goal, console_tracker
@@ -40,6 +40,7 @@ from shoal.trees import Tree
 
 log = logging.getLogger("shoal.run")
 
+_START = "start.safetensors"  # in a run's folder
 _FAILED_SAVES = 3  # in a row, before a run that cannot save gives up
 
 
@@ -160,6 +161,11 @@ def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings
     problems = settings.problems() + config.problems()
     if settings.vector and getattr(config, "batch", None) != "fragments":
         problems.append(f"vector goes only with --batch fragments, which {algo} does not have or was not given")
+    start = b""
+    try:
+        start = _start(settings, config)
+    except UsageError as error:
+        problems += error.problems
     if problems:
         raise UsageError(problems)
     threads = settings.learner_threads or learner.threads_for(config.hidden)
@@ -174,7 +180,21 @@ def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings
         "schedule_ends": {"0": schedule_end(settings, config)},
     }
     run = RunDir.create(Path(settings.runs), settings.name, f"{algo}-{settings.env.rpartition(':')[2]}", record)
+    if start:  # a copy, because a run that is still learning replaces its policy
+        disk.write_file(run.path / _START, start)
     return run, settings
+
+
+def _start(settings: Settings, config: Any) -> bytes:
+    """The policy file that a run starts from; empty if it starts from none."""
+    name = getattr(config, "start", None)
+    if name is None:
+        return b""
+    path = policy_file(name, Path(settings.runs))
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the policy {path} of --from {name} cannot be read: {error.strerror}") from None
 
 
 def resume(
@@ -216,6 +236,11 @@ def recorded(run: RunDir, changes: dict[str, Any]) -> tuple[dict[str, Any], Sett
         raise UsageError(problems)
     _compare(record)
     return record, settings, config
+
+
+def started(run: RunDir, config: Any) -> Any:
+    """An algorithm's settings with the run's own copy of the policy that it started from, if it did from one."""
+    return replace(config, start=str(run.path / _START)) if getattr(config, "start", None) else config
 
 
 def schedule_end(settings: Settings, config: Any) -> int:
@@ -279,6 +304,7 @@ def _drive(
         for tracker in own:
             stack.callback(_close, tracker)
         end = schedule_end(settings, config)
+        config = started(run, config)
         steps = module.train(config, settings.env_spec, engine, settings.seed, end, state)
         # An engine with workers elsewhere has cores elsewhere, which nobody here knows.
         cores = available_cores() if isinstance(engine, SerialEngine | ProcessesEngine) else engine.workers

@@ -47,6 +47,11 @@ def check_name(name: str) -> list[str]:
     ]
 
 
+def policy_file(name: str, root: Path) -> Path:
+    """Where the policy is of a run, by its name or path, or of a policy file itself."""
+    return Path(name) if name.endswith(".safetensors") else RunDir.find(root, name).policy_file
+
+
 class RunDir:
     """One run's folder."""
 

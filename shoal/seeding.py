@@ -12,7 +12,10 @@ import struct
 import numpy as np
 
 # Part of every run for ever: another name gives other streams.
-PURPOSES = ("weights", "value", "learn", "episode", "episode-act", "evaluate", "evaluate-act", "replay", "rank")
+PURPOSES = (
+    "weights", "value", "learn", "episode", "episode-act", "evaluate", "evaluate-act", "replay", "rank", "noise",
+    "direction", "fitness", "ask",
+)  # fmt: skip
 
 MAX_SEED = 2**63 - 1
 

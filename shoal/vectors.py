@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.envs.vector import VectorEnv
 from shoal.policies.policy import Policy
-from shoal.records import NOISE_STEPS, Record, Slots, episode_seed
+from shoal.records import NOISE_STEPS, Record, Slots
 from shoal.trees import Tree
 
 LIFE = 10_000
@@ -26,7 +26,7 @@ class VectorLane(Slots):
     def rebuild(self, ledger: Tree, policy: Policy) -> None:
         """Make the environment and bring it to where the ledger says it is. All slots have equally long ledgers."""
         born = ledger["0"]["episode"]
-        self.env = VectorEnv(self.spec, [episode_seed(self.place, slot, born) for slot in range(self.width)])
+        self.env = VectorEnv(self.spec, [self.seed(slot, born) for slot in range(self.width)])
         self.see(self.env.observation_space)
         self.observations = self._kept(self.env.reset())
         self.episodes = [0] * self.width
@@ -52,11 +52,10 @@ class VectorLane(Slots):
         for time in range(steps):
             if time % chunk == 0:
                 noise = head.noise(rng, chunk, self.width)
-            actions = act(self.observations, noise[time % chunk])
-            record.observations.append(self.observations)
-            record.actions.append(actions)
+            acted_on = self.observations
+            actions = act(acted_on, noise[time % chunk], self.memory)
             rewards, reset, terminated = self._advance(policy, actions)
-            record.rewards.append(rewards)
+            record.step(acted_on, actions, rewards)
             record.skipped += [(time, slot) for slot in reset]
             for slot in np.flatnonzero(self.over).tolist():
                 record.end(time, slot, bool(terminated[slot]))

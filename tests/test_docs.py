@@ -21,8 +21,8 @@ def commands(page: Path) -> list[str]:
 
 @pytest.mark.timeout(300)
 def test_commands(tmp_path: Path) -> None:
-    pages = ("README.md", "docs/runs.md", "docs/compare.md", "docs/environments.md")  # the later use runs of the first
-    found = [line for page in pages for line in commands(ROOT / page)]
+    pages = ("README", "docs/runs", "docs/compare", "docs/environments", "docs/es")  # the later use runs of the first
+    found = [line for page in pages for line in commands(ROOT / f"{page}.md")]
     assert len(found) >= 9
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     binaries = tmp_path / "bin"

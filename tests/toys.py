@@ -97,6 +97,39 @@ class Aim(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._observe(), reward, False, self.steps == 8, {}
 
 
+class Bowl(gymnasium.Env[np.ndarray, np.ndarray]):
+    """One step. The nearer the action is to (0.5, -1), the better; 0 is the best return."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = -float(((action - np.array([0.5, -1.0])) ** 2).sum())
+        return np.ones(1, np.float32), reward, True, False, {}
+
+
+class Recall(gymnasium.Env[np.ndarray, int]):
+    """A number is shown once, at first. Whoever remembers it gets 1 in each of four steps; who does not, 2 at best on
+    average."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.right, self.steps = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.right - 1], np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        reward = float(action == self.right and self.steps > 1)
+        return np.zeros(1, np.float32), reward, self.steps == 5, False, {}
+
+
 class Chain(gymnasium.Env[np.ndarray, int]):
     """Five places in a row: left (0) or right (1). Past the right end it is over, with 1; at the left end staying pays
     0.3. Cut off after 6 steps, which the values must not see."""
@@ -247,5 +280,7 @@ misbehaving = {
     "Trouble": Trouble,
 }
 
-for name, entry in {"Walk": Walk, "Identity": Identity, "Aim": Aim, "Chain": Chain, **misbehaving}.items():
+plain = {"Walk": Walk, "Identity": Identity, "Aim": Aim, "Chain": Chain, "Bowl": Bowl, "Recall": Recall}
+
+for name, entry in (plain | misbehaving).items():
     gymnasium.register(f"{name}-v0", entry_point=entry)

@@ -15,7 +15,16 @@ from shoal.policies.policy import SavedPolicy
 from shoal.trees import Tree
 
 # name -> module; loaded only when asked for, because algorithms load JAX
-ALGOS = {"dqn": "shoal.algos.dqn", "ppo": "shoal.algos.ppo", "trpo": "shoal.algos.trpo"}
+ALGOS = {
+    "dqn": "shoal.algos.dqn",
+    "es": "shoal.algos.es",
+    "nevergrad": "shoal.algos.nevergrad",
+    "ppo": "shoal.algos.ppo",
+    "trpo": "shoal.algos.trpo",
+}
+
+SEARCHES = ("es", "nevergrad")
+"""Those that learn from scores of whole policies, and see no steps."""
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ PARTS = {
     "time": ("reach", "time to a score, each library with its best known settings"),
     "dqn": ("dqn", "DQN beside Stable-Baselines3 and beside one remote call per transition"),
     "engines": ("engines", "what each engine adds to a task, and training on it beside processes"),
+    "es": ("es", "evolution strategies beside the bare environment, EvoTorch and Ray tasks; the head's cost"),
     "learn": ("learn", "scores of the presets over seeds, beside published ones"),
     "startup": ("startup", "time to the first environment step, and a worker's memory"),
 }
 """Name of each part, its module, and what it measures."""
 
-ALL = ("lanes", "ppo", "trpo", "time", "dqn")
+ALL = ("lanes", "ppo", "trpo", "time", "dqn", "es")
 """What `shoal bench` runs when it is given no name."""

@@ -48,6 +48,7 @@ COMMANDS = {
     "replay": "runs:replay",
     "runs": "runs:list_runs",
     "presets": "machine:show_presets",
+    "optimizers": "machine:list_optimizers",
     "check-env": "machine:check_env",
     "doctor": "machine:doctor",
     "bench": "bench:bench",

@@ -124,6 +124,28 @@ class EpsilonGreedy(Categorical):
 
 
 @dataclass(frozen=True)
+class Bins(Categorical):
+    """A Box space of few choices: each number is one of `choices[i]` values, evenly from its bound to the other."""
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    dtype: str
+
+    kind: ClassVar[str] = "bins"
+
+    def to_env(self, actions: np.ndarray) -> list[Any]:
+        """What `env.step` takes, for each row of actions."""
+        numbers = self._values[np.arange(len(self.choices)), actions]
+        return list(numbers.reshape(-1, *self.shape))
+
+    @functools.cached_property
+    def _values(self) -> np.ndarray:
+        values = np.linspace(self.low, self.high, self.choices[0], axis=-1)
+        return values.astype(self.dtype)
+
+
+@dataclass(frozen=True)
 class Gaussian:
     """Box spaces: a normal for each number, cut to the bounds only when it reaches the environment.
 
@@ -200,6 +222,42 @@ class Gaussian:
         return out[..., : self.free], out[..., self.free :]
 
 
+@dataclass(frozen=True)
+class Point(Gaussian):
+    """Box spaces without chance: what the network computes is the action. Not a distribution, so for search only."""
+
+    scaled: bool = False
+    """Whether -1..1 stands for the bounds, as outputs of tanh do; otherwise outputs are only cut to the bounds."""
+
+    kind: ClassVar[str] = "point"
+
+    @property
+    def free(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def outputs(self) -> int:
+        """Width of `out`."""
+        return math.prod(self.shape)
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one action: flat."""
+        return (self.outputs,)
+
+    def sample(self, mean: np.ndarray, free: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        """Actions (width, numbers): what was computed, whatever the noise."""
+        return mean
+
+    def to_env(self, actions: np.ndarray) -> list[Any]:
+        """What `env.step` takes, for each row of actions."""
+        if self.scaled:
+            low, high = self._bounds
+            actions = low + (high - low) * (0.5 * actions + 0.5)
+        return super().to_env(actions)
+
+
 Head = Categorical | Gaussian
 
 
@@ -228,7 +286,7 @@ def to_tree(head: Head) -> dict[str, Any]:
 def from_tree(tree: dict[str, Any]) -> Head:
     """The inverse of `to_tree`."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
-    kinds: dict[Any, Any] = {kind.kind: kind for kind in (Categorical, EpsilonGreedy, Gaussian)}
+    kinds: dict[Any, Any] = {kind.kind: kind for kind in (Categorical, EpsilonGreedy, Bins, Gaussian, Point)}
     head: Head = kinds[fields.pop("kind")](**fields)
     return head
 

@@ -14,13 +14,34 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+ACTIVATIONS = ("tanh", "relu", "sigmoid", "softsign", "identity")
+
+
+def activate(name: str, x: Any) -> Any:
+    """An activation by name."""
+    if name == "identity":
+        return x
+    xp = x.__array_namespace__()
+    if name == "tanh":
+        return xp.tanh(x)
+    if name == "relu":
+        return xp.maximum(x, 0)
+    if name == "sigmoid":
+        return 0.5 * xp.tanh(0.5 * x) + 0.5  # as 1 / (1 + exp(-x)), and never overflows
+    return x / (1 + xp.abs(x))
+
 
 @dataclass(frozen=True)
 class MLP:
-    """A feed-forward network. `sizes` runs from inputs over hidden layers to outputs."""
+    """A feed-forward network. `sizes` runs from inputs over hidden layers to outputs; without hidden ones it is linear.
+
+    Parameters may be stacked (width, count): then each of `width` rows of inputs meets parameters of its own.
+    """
 
     sizes: tuple[int, ...]
     activation: str = "tanh"
+    output: str = "identity"
+    """Activation of the outputs."""
 
     @property
     def count(self) -> int:
@@ -37,25 +58,30 @@ class MLP:
         return np.concatenate(parts).astype(np.float32)
 
     def layers(self, flat: Any) -> list[tuple[Any, Any]]:
-        """(weights (in, out), bias (out,)) of each layer, as views of the flat vector."""
+        """(weights (in, out), bias (out,)) of each layer, as views of the flat vector.
+
+        Stacked, (weights (width, in, out), bias (width, 1, out)): for inputs (width, 1, in).
+        """
         views, start = [], 0
         for rows, columns in self._shapes():
             middle, end = start + rows * columns, start + (rows + 1) * columns
-            views.append((flat[start:middle].reshape(rows, columns), flat[middle:end]))
+            if flat.ndim == 1:
+                views.append((flat[start:middle].reshape(rows, columns), flat[middle:end]))
+            else:
+                views.append((flat[:, start:middle].reshape(-1, rows, columns), flat[:, None, middle:end]))
             start = end
         return views
 
     def apply(self, layers: Sequence[tuple[Any, Any]], x: Any) -> Any:
         """Outputs (..., out) for inputs (..., in)."""
-        xp = x.__array_namespace__()
         *hidden, (weights, bias) = layers
         for hidden_weights, hidden_bias in hidden:
             x = x @ hidden_weights
             x += hidden_bias  # in place in NumPy, which saves a worker a third of the pass; a new array in JAX
-            x = xp.tanh(x) if self.activation == "tanh" else xp.maximum(x, 0)
+            x = activate(self.activation, x)
         x = x @ weights
         x += bias
-        return x
+        return activate(self.output, x)
 
     def __call__(self, flat: Any, x: Any) -> Any:
         """Outputs (..., out) from the flat parameters."""
@@ -63,6 +89,52 @@ class MLP:
 
     def _shapes(self) -> list[tuple[int, int]]:
         return list(zip(self.sizes[:-1], self.sizes[1:], strict=True))
+
+
+@dataclass(frozen=True)
+class Recurrent(MLP):
+    """A network whose hidden layers remember: Elman's (1990), or LSTM (Hochreiter and Schmidhuber, 1997).
+
+    A hidden layer sees its inputs and its own last outputs side by side. What it remembers is one row of `remembered`
+    numbers, zeros at the beginning of an episode. Only for workers: it takes one step at a time.
+    """
+
+    cell: str = "elman"
+
+    @property
+    def remembered(self) -> int:
+        """How many numbers it remembers: outputs of hidden layers, and what LSTM cells hold."""
+        return sum(self.sizes[1:-1]) * (2 if self.cell == "lstm" else 1)
+
+    def step(self, layers: Sequence[tuple[Any, Any]], x: Any, memory: Any) -> Any:
+        """Outputs (..., out) for inputs (..., in); `memory` (..., remembered) is changed in place."""
+        *hidden, (weights, bias) = layers
+        start = 0
+        for (hidden_weights, hidden_bias), size in zip(hidden, self.sizes[1:-1], strict=True):
+            before = memory[..., start : start + size]
+            summed = np.concatenate([x, before], axis=-1) @ hidden_weights
+            summed += hidden_bias
+            start += size
+            if self.cell == "elman":
+                x = activate(self.activation, summed)
+            else:
+                held = memory[..., start : start + size]
+                start += size
+                enter, forget, leave, new = (summed[..., part * size : (part + 1) * size] for part in range(4))
+                # A new cell keeps most of what it holds: the usual bias of 1.
+                held[...] = activate("sigmoid", forget + 1) * held + activate("sigmoid", enter) * np.tanh(new)
+                x = activate("sigmoid", leave) * activate(self.activation, held)
+            before[...] = x
+        x = x @ weights
+        x += bias
+        return activate(self.output, x)
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        gates = 4 if self.cell == "lstm" else 1
+        inputs, *hidden, outputs = self.sizes
+        below = [inputs, *hidden]
+        cells = [(size + own, gates * own) for size, own in zip(below, hidden, strict=False)]
+        return [*cells, (below[-1], outputs)]
 
 
 @dataclass(frozen=True)
@@ -105,12 +177,10 @@ class Dueling:
 
     def apply(self, layers: Sequence[tuple[Any, Any]], x: Any) -> Any:
         """Outputs (..., out) for inputs (..., in)."""
-        xp = x.__array_namespace__()
         common, value, advantages = self.parts
         *below, value_1, value_2, advantages_1, advantages_2 = layers
         if below:
-            x = common.apply(below, x)
-            x = xp.tanh(x) if self.activation == "tanh" else xp.maximum(x, 0)
+            x = activate(self.activation, common.apply(below, x))
         over = advantages.apply((advantages_1, advantages_2), x)
         return value.apply((value_1, value_2), x) + over - over.mean(axis=-1, keepdims=True)
 

@@ -2,6 +2,7 @@
 
 `Policy` is the fixed part, plain data. What is learned travels beside it as a tree, `weights`:
 `params` (flat), `mean` and `scale` (1 / standard deviation) of the observations. They are saved and loaded together.
+`params` may be stacked (width, count): then each slot of a lane acts with parameters of its own.
 Where actions are chosen by value, `epsilon` (lanes, width) is there too: how often each slot tries something else;
 one row or column stands for all lanes or slots.
 """
@@ -22,8 +23,11 @@ from safetensors import SafetensorError, safe_open
 from shoal.errors import CheckpointFault
 from shoal.policies import heads
 from shoal.policies.heads import Head
-from shoal.policies.networks import MLP, Dueling
+from shoal.policies.networks import MLP, Dueling, Recurrent
 from shoal.trees import Tree
+
+Actor = Callable[[np.ndarray, np.ndarray | None, np.ndarray], np.ndarray]
+"""(observations (width, *shape), noise or None, memory (width, remembered)) to actions (width, numbers)."""
 
 CLIP = 10.0
 """Normalised observations are cut to this many standard deviations."""
@@ -42,6 +46,10 @@ class Policy:
     """Whether observations are shifted and scaled by running statistics."""
     dueling: bool = False
     """Whether the network computes a value and advantages apart, and adds them up."""
+    memory: str = "none"
+    """Whether hidden layers remember what they computed before: "elman" or "lstm"."""
+    output: str = "identity"
+    """Activation of the outputs."""
 
     @functools.cached_property
     def inputs(self) -> int:
@@ -52,7 +60,21 @@ class Policy:
     def network(self) -> MLP | Dueling:
         """From features to what of `out` depends on the observation."""
         sizes = (self.inputs, *self.hidden, self.head.outputs - self.head.free)
-        return Dueling(sizes, self.activation) if self.dueling else MLP(sizes, self.activation)
+        if self.dueling:
+            return Dueling(sizes, self.activation)
+        if self.memory != "none":
+            return Recurrent(sizes, self.activation, self.output, self.memory)
+        return MLP(sizes, self.activation, self.output)
+
+    @property
+    def remembered(self) -> int:
+        """Numbers that a slot remembers from step to step of an episode."""
+        return self.network.remembered if isinstance(self.network, Recurrent) else 0
+
+    @property
+    def count(self) -> int:
+        """How many parameters."""
+        return self.network.count + self.head.free
 
     def init(self, rng: np.random.Generator, log_std: float = 0.0) -> np.ndarray:
         """Flat parameters of a new policy: near-uniform over choices; around zero, that wide, for numbers."""
@@ -86,16 +108,21 @@ class Policy:
         free = xp.broadcast_to(params[-self.head.free :], (*computed.shape[:-1], self.head.free))
         return xp.concatenate([computed, free], axis=-1)
 
-    def actor(self, weights: Tree, lane: int = 0) -> Callable[[np.ndarray, np.ndarray | None], np.ndarray]:
-        """For a worker: (observations (width, *shape), noise or None) to actions (width, numbers)."""
+    def actor(self, weights: Tree, lane: int = 0) -> Actor:
+        """For a worker: how to act with these weights."""
         params, mean, scale = weights["params"], weights["mean"], weights["scale"]
         network, head = self.network, self.head
-        layers, free = network.layers(params), params[len(params) - head.free :]
+        layers, free = network.layers(params), params[..., params.shape[-1] - head.free :]
+        stacked = params.ndim == 2
         if "epsilon" in weights:
             free = weights["epsilon"][lane % len(weights["epsilon"])]
 
-        def act(observations: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-            return head.sample(network.apply(layers, self.features(observations, mean, scale)), free, noise)
+        def act(observations: np.ndarray, noise: np.ndarray | None, memory: np.ndarray) -> np.ndarray:
+            x = self.features(observations, mean, scale)
+            if stacked:  # one product for each row, because each has a matrix of its own
+                x, memory = x[:, None], memory[:, None]
+            out = network.step(layers, x, memory) if isinstance(network, Recurrent) else network.apply(layers, x)
+            return head.sample(out[:, 0] if stacked else out, free, noise)
 
         return act
 
@@ -109,6 +136,8 @@ class Policy:
             "activation": self.activation,
             "normalise": self.normalise,
             "dueling": self.dueling,
+            "memory": self.memory,
+            "output": self.output,
         }
 
     @staticmethod
@@ -122,6 +151,8 @@ class Policy:
             tree["activation"],
             tree["normalise"],
             tree.get("dueling", False),
+            tree.get("memory", "none"),
+            tree.get("output", "identity"),
         )
 
 

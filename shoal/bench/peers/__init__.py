@@ -22,7 +22,7 @@ from shoal.bench.watch import Program
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
 _STAMP = "shoal-peers"
-_NAMES = ("stable-baselines3", "sb3-contrib", "sbx-rl", "ray", "torch", "jax", "gymnasium")
+_NAMES = ("stable-baselines3", "sb3-contrib", "sbx-rl", "ray", "evotorch", "torch", "jax", "gymnasium")
 
 
 @dataclass(frozen=True)

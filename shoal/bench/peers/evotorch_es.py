@@ -1,0 +1,38 @@
+"""Searches with EvoTorch's PGPE. Run by the peers' own Python.
+
+    python evotorch_es.py '{"env": "CartPole-v1", "hidden": [], "population": 64, "actors": 2, "seed": 0}'
+
+Prints a line of JSON after each generation: steps, seconds, mean return.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from typing import Any
+
+from evotorch.algorithms import PGPE
+from evotorch.neuroevolution import GymNE
+
+
+def main(job: dict[str, Any]) -> None:
+    """Search until the process is ended."""
+    sizes = ["obs_length", *map(str, job["hidden"]), "act_length"]
+    layers = [f"Linear({inputs}, {outputs})" for inputs, outputs in itertools.pairwise(sizes)]
+    problem = GymNE(
+        job["env"], " >> Tanh() >> ".join(layers), num_actors=job["actors"] or None, num_episodes=1, seed=job["seed"]
+    )
+    search = PGPE(
+        problem, popsize=job["population"], center_learning_rate=1e-12, stdev_learning_rate=0.0, stdev_init=0.05
+    )
+    while True:
+        search.step()
+        status = search.status
+        line = {"steps": int(status["total_interaction_count"]), "seconds": time.perf_counter(), "updates": 0}
+        print(json.dumps(line | {"return": float(status["mean_eval"])}), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,259 @@
+"""Many policies, each evaluated by whole episodes: what evolution strategies and other searches ask for.
+
+A lane evaluates its members in lockstep, each slot with weights of its own. Where a member is done, the next one takes
+its slot, so that no slot waits for a long episode of another. Which members a lane has, in which order they take slots
+and what their environments are reset with follow from the task alone. Only scores come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal import noise, seeding
+from shoal.engines.base import Engine
+from shoal.engines.wire import Shared
+from shoal.envs.make import EnvSpec
+from shoal.errors import EnvironmentFault
+from shoal.lanes import Lane
+from shoal.moments import Moments
+from shoal.policies.policy import Policy
+from shoal.records import NOISE_STEPS
+from shoal.trees import Tree
+
+# As the head sees it ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How members are evaluated."""
+
+    generation: int
+    """Part of the seeds of their episodes."""
+    episodes: int
+    """Each plays at least so many..."""
+    steps: int
+    """...and until it has taken so many steps."""
+    limit: int | None
+    """Episodes are cut off after so many steps."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who is evaluated. Either `params`, or `places` in a noise table and `scales` for steps away from the centre."""
+
+    seeds: np.ndarray
+    """(n,) int64: those with an equal number play in equal environments. Negative: without the plan's limit."""
+    params: np.ndarray | None = None
+    """(n, count) float32: the weights of each."""
+    places: np.ndarray | None = None
+    """(n,) int64."""
+    scales: np.ndarray | None = None
+    """(n,) float32."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Episodes of all members, in order of members, then of time."""
+
+    members: np.ndarray
+    """(episodes,) whose."""
+    returns: np.ndarray
+    lengths: np.ndarray
+    moments: Moments
+    """Of all observations that were acted on, if the policy normalises them."""
+
+    def fitness(self, count: int) -> np.ndarray:
+        """Mean return of each member (count,) float64."""
+        totals = np.bincount(self.members, self.returns, count)
+        return totals / np.bincount(self.members, minlength=count)
+
+    def record(self, members: slice) -> Tree:
+        """Episodes of some members as `rollout.Scores` counts them."""
+        chosen = (self.members >= members.start) & (self.members < members.stop)
+        lengths = self.lengths[chosen]
+        return {"returns": self.returns[chosen], "lengths": lengths, "steps": lengths, "skipped": ()}
+
+
+class Population:
+    """Evaluates members on an engine: in `lanes` tasks, each of at most `width` members at a time."""
+
+    def __init__(
+        self, engine: Engine, env: EnvSpec, policy: Policy, seed: int, lanes: int, width: int,
+        table: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        self.engine, self.policy = engine, policy
+        self.lanes, self.width = lanes, width
+        self._place = {"seed": seed, "env": env.to_tree(), "purpose": "fitness"}
+        self._policy = policy.to_tree()
+        self._table = list(table)
+
+    def evaluate(self, weights: Shared, plan: Plan, members: Members) -> Outcome:
+        """Evaluate all members."""
+        futures, starts = [], [0]
+        for lane, size in enumerate(shares(len(members.seeds), self.lanes)):
+            here = slice(starts[-1], starts[-1] + size)
+            starts.append(here.stop)
+            place = self._place | {"lane": lane, "width": min(self.width, size)}
+            told = {name: values[here] for name, values in vars(members).items() if values is not None}
+            futures.append(self.engine.submit(evaluate, place, self._policy, weights, vars(plan), told, self._table))
+        try:
+            records = [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+        moments = Moments.empty(self.policy.inputs)
+        for record in records:
+            moments = moments.merge(Moments.from_tree(record["moments"]))
+        return Outcome(
+            np.concatenate([start + record["members"] for start, record in zip(starts, records, strict=False)]),
+            np.concatenate([record["returns"] for record in records]),
+            np.concatenate([record["lengths"] for record in records]),
+            moments,
+        )
+
+
+def shares(count: int, lanes: int) -> list[int]:
+    """How many of `count` members each lane gets: the first ones three times as many as the last ones.
+
+    So whoever is done early finds a short task left, and nobody waits long for the last one, with any number of
+    workers.
+    """
+    lanes = min(lanes, count)
+    ends = [round(count * (1.5 * done - 0.5 * done**2)) for done in np.linspace(0, 1, lanes + 1).tolist()]
+    return [size for size in np.diff(ends).tolist() if size]
+
+
+# As a worker sees it ---------------------------------------------------------------------------------------------
+
+
+def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree, table: list[int]) -> Tree:
+    """Task: episodes of members, in order of members, then of time."""
+    parsed = Policy.from_tree(policy)
+    stacked = np.zeros((place["width"], parsed.count), np.float32)
+    lane = _Turns(place, plan, members["seeds"].tolist(), parsed.remembered)
+    tally = _Tally(lane, parsed)
+    count = len(members["seeds"])
+
+    def load(slot: int, member: int) -> None:
+        if "params" in members:
+            stacked[slot] = members["params"][member]
+            return
+        start = int(members["places"][member])
+        row = noise.table(*table)[start : start + parsed.count]
+        np.multiply(row, members["scales"][member], out=stacked[slot])
+        stacked[slot] += weights["params"]
+
+    def following(slot: int) -> int | None:
+        member, number, _ = lane.turns[lane.episodes[slot]]
+        if number + 1 < plan["episodes"] or tally.steps[member] < plan["steps"]:
+            return lane.turn(member, number + 1)
+        following = lane.entered
+        if following == count:
+            return None
+        load(slot, following)
+        return lane.turn(following, 0)
+
+    for slot in range(lane.width):
+        load(slot, slot)
+        lane.begin(slot, lane.turn(slot, 0))
+    act = parsed.actor({"params": stacked, "mean": weights["mean"], "scale": weights["scale"]})
+    lane.play(act, parsed.head, None, following, tally)
+    lane.close()
+    return tally.tree()
+
+
+class _Turns(Lane):
+    """A lane whose episodes are turns of members; they are numbered as they begin."""
+
+    def __init__(self, place: Tree, plan: Tree, seeds: list[int], remembered: int) -> None:
+        super().__init__(place)
+        self.generation, self.cut = plan["generation"], plan["limit"]
+        self.seeds = seeds
+        self.memory = np.zeros((self.width, remembered), np.float32)
+        self.turns: list[tuple[int, int, int]] = []  # member, which of its episodes, and when by the clock
+        self.entered = 0
+
+    def turn(self, member: int, number: int) -> int:
+        """A new turn: an episode of a member."""
+        self.entered += number == 0
+        self.turns.append((member, number, self.clock))
+        return len(self.turns) - 1
+
+    def seed(self, slot: int, episode: int) -> int:
+        """What the environment is reset with: does not depend on lane or slot."""
+        member, number, _ = self.turns[episode]
+        return seeding.integer(self.place["seed"], "fitness", self.generation, self.seeds[member], number)
+
+    def _due(self, slot: int) -> int:
+        limits = [self.limit] if self.limit else []
+        if self.cut and self.seeds[self.turns[self.episodes[slot]][0]] >= 0:
+            limits.append(self.cut)
+        return self.begun[slot] + min(limits) if limits else -1
+
+
+class _Tally:
+    """What is kept of a population's steps: sums. Looks at observations only to see that they are finite, and for
+    their moments."""
+
+    def __init__(self, lane: _Turns, policy: Policy) -> None:
+        self.lane, self.policy = lane, policy
+        self.totals = [0.0] * lane.width
+        self.steps = [0] * len(lane.seeds)
+        """Of each member."""
+        self.ended: list[tuple[int, int, float, int]] = []  # member, which of its episodes, return, length
+        self.moments = Moments.empty(policy.inputs)
+        self._observations: list[np.ndarray] = []
+        self._turns: list[list[int]] = []
+
+    def step(self, observations: np.ndarray, actions: np.ndarray, rewards: list[float]) -> None:
+        """Add rewards up."""
+        self.totals = [total + reward for total, reward in zip(self.totals, rewards, strict=True)]
+        self._observations.append(observations)
+        self._turns.append(self.lane.episodes.copy())
+        if len(self._observations) == NOISE_STEPS:
+            self._look()
+
+    def end(self, time: int, slot: int, terminated: bool) -> None:
+        """An episode ended."""
+        lane = self.lane
+        member, number, begun = lane.turns[lane.episodes[slot]]
+        length, total = lane.clock - begun, self.totals[slot]
+        if not np.isfinite(total):
+            self._refuse("rewards that add up to", total, slot, lane.episodes[slot], length)
+        self.ended.append((member, number, total, length))
+        self.steps[member] += length
+        self.totals[slot] = 0.0
+
+    def tree(self) -> Tree:
+        """Plain data."""
+        self._look()
+        members, _, returns, lengths = zip(*sorted(self.ended), strict=True)
+        return {
+            "members": np.array(members, np.int64),
+            "returns": np.array(returns, np.float64),
+            "lengths": np.array(lengths, np.int64),
+            "moments": self.moments.to_tree(),
+        }
+
+    def _look(self) -> None:
+        """Check the observations of the last steps, and add them to the moments."""
+        if not self._observations:
+            return
+        seen, turns = np.stack(self._observations), np.array(self._turns)
+        self._observations, self._turns = [], []
+        if seen.dtype.kind == "f" and not np.isfinite(seen.sum()) and not np.isfinite(seen).all():
+            time, slot, *at = np.argwhere(~np.isfinite(seen))[0].tolist()
+            turn = int(turns[time, slot])
+            step = self.lane.clock - len(seen) + time - self.lane.turns[turn][2]
+            self._refuse("the observation", seen[(time, slot, *at)], slot, turn, step)
+        if self.policy.normalise:
+            self.moments = self.moments.merge(Moments.of(self.policy.numbers(seen)[turns >= 0]))
+
+    def _refuse(self, what: str, value: Any, slot: int, turn: int, step: int) -> None:
+        raise EnvironmentFault(
+            f"the environment returned {what} {value}\nin {self.lane.where(slot, turn, step)}. "
+            f"Nothing was learned from it. Look at the environment with that seed, or clip what it returns"
+        )

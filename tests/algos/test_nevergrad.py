@@ -1,0 +1,125 @@
+"""Nevergrad's optimizers: the same asks for the same tells, whatever they draw from."""
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal import engines
+from shoal.algos import nevergrad
+from shoal.algos.nevergrad import Config, Searcher, family, registry, too_large
+from shoal.envs.make import EnvSpec
+from shoal.errors import CheckpointFault, UsageError
+from shoal.trees import digest
+
+SMALL: Any = {"population": 8, "lanes": 2, "width": 4, "score_episodes": 2}
+
+
+def steps(config: Config, env: str, count: int, engine: str = "serial", **options: Any) -> list[Any]:
+    found = []
+    with engines.make(engine, **options) as pool:
+        for step in nevergrad.train(config, EnvSpec(env), pool, 0, 10**6):
+            found.append(step)
+            if len(found) == count:
+                return found
+    raise AssertionError
+
+
+@pytest.mark.parametrize("optimizer", ["CMA", "DE", "PSO", "OnePlusOne"])
+def test_same_bits_on_every_engine_and_after_a_resume(optimizer: str) -> None:
+    config = Config(**SMALL, optimizer=optimizer, hidden=(3,))
+    whole = steps(config, "tests.toys:Walk-v0", 5)
+    one = [digest(step.learned) for step in whole]
+    again = [digest(step.learned) for step in steps(config, "tests.toys:Walk-v0", 3, "processes", workers=3)]
+    assert one[:3] == again
+    with engines.make("serial") as pool:
+        resumed = nevergrad.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6, whole[2].state())
+        assert [digest(next(resumed).state()) for _ in range(2)] == one[3:]
+
+
+# Of every family some, among them many that draw from the process's own generators.
+@pytest.mark.parametrize(
+    "optimizer",
+    ["DiagonalCMA", "TwoPointsDE", "VoronoiDE", "NoisyOnePlusOne", "SmoothLognormalDiscreteOnePlusOne", "TBPSA", "cGA",
+     "EDA", "NGOpt", "Shiwa", "CMAL", "MetaModel", "ScrHammersleySearch", "RandomSearch", "SplitCMA",
+     "TripleCMA", "RecombiningGA"],
+)  # fmt: skip
+def test_asks_follow_from_the_seed_and_the_tells(optimizer: str) -> None:
+    config = Config(population=6, optimizer=optimizer, budget=60)
+    asked = []
+    for other in (0, 1):
+        np.random.seed(other)
+        random.seed(other)
+        searcher = Searcher(config, 3, np.zeros(4, np.float32))
+        for _ in range(4):
+            searcher.tell(((searcher.ask() - 0.3) ** 2).sum(axis=1))
+        asked.append((searcher.asked, searcher.best.tolist()))
+    assert asked[0] == asked[1]
+    elsewhere = Searcher(config, 4, np.zeros(4, np.float32))
+    elsewhere.ask()
+    first = Searcher(config, 3, np.zeros(4, np.float32))
+    first.ask()
+    if optimizer not in ("cGA", "NGOpt", "Shiwa", "TripleCMA"):  # these begin with points that are the same for all
+        assert elsewhere.asked != first.asked
+
+
+def test_the_generators_of_the_process_are_left_alone() -> None:
+    before = np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index, union-attr]
+    searcher = Searcher(Config(population=4, optimizer="VoronoiDE"), 3, np.zeros(4, np.float32))
+    searcher.tell(searcher.ask().sum(axis=1))
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before  # type: ignore[index, union-attr]
+
+
+def test_the_population_is_what_nevergrad_takes_for_workers() -> None:
+    searcher = Searcher(Config(population=24, optimizer="DE"), 3, np.zeros(4, np.float32))
+    assert searcher._optimizer.num_workers == 24
+    assert searcher.ask().shape == (24, 4)
+
+
+def test_finds_the_bottom_of_the_bowl() -> None:
+    found = steps(Config(population=12, score_episodes=1), "tests.toys:Bowl-v0", 30)
+    assert found[0].metrics["eval/mean_reward"] < -1
+    assert found[-1].metrics["eval/mean_reward"] > -1e-3
+    assert found[-1].metrics["train/evaluations"] == 360
+
+
+def test_other_asks_on_replay_are_noticed() -> None:
+    config = Config(**SMALL)
+    state = steps(config, "tests.toys:Walk-v0", 3)[-1].state()
+    state["told"] = state["told"] + np.eye(3, 8)
+    with engines.make("serial") as pool:
+        with pytest.raises(CheckpointFault, match="CMA did not ask the same again"):
+            next(nevergrad.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6, state))
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    (problem,) = Config(optimizer="cma").problems()
+    assert "Did you mean CMA?" in problem
+    assert "shoal optimizers" in problem
+    assert len(Config(optimizer="Nope", population=0, budget=0, sigma=0.0).problems()) == 4
+    assert Config().problems() == []
+    assert "--population 1" in Config(optimizer="NelderMead").problems()[0]
+    assert Config(optimizer="NelderMead", population=1).problems() == []
+    searcher = Searcher(Config(optimizer="HammersleySearch", population=2), 0, np.zeros(4, np.float32))
+    with pytest.raises(UsageError, match=r"HammersleySearch raised.*--budget"):
+        searcher.ask()
+
+
+def test_without_nevergrad(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.cache_clear()
+    monkeypatch.setitem(sys.modules, "nevergrad", None)
+    assert "pip install 'shoal[nevergrad]'" in Config().problems()[0]
+
+
+def test_families_and_their_limits() -> None:
+    families = {name: family(name).name for name in registry()}
+    assert len(families) > 500
+    assert [families[name] for name in ("CMA", "DiagonalCMA", "DE", "PSO", "OnePlusOne", "NGOpt", "NelderMead")] == [
+        "CMA", "diagonal CMA", "differential evolution", "particle swarms", "one plus one", "choosers", "classic",
+    ]  # fmt: skip
+    assert list(families.values()).count("others") < 20
+    assert "5,000 weights" in too_large("CMA", 5000)
+    assert not too_large("CMA", 50)
+    assert not too_large("DiagonalCMA", 5000)

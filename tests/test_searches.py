@@ -1,0 +1,67 @@
+"""Searches as a user meets them: `shoal train es`, `shoal train nevergrad`, and what goes with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.rundir import RunDir
+from tests.test_cli import shoal
+
+SMALL = ["--population=8", "--lanes=3", "--width=2", "--score-episodes=2", "--workers=2"]
+WALK = "tests.toys:Walk-v0"
+
+
+def last_digest(cwd: Path, name: str) -> str:
+    return str(RunDir(cwd / "runs" / name).metrics()[-1]["digest"])
+
+
+def test_verify_with_every_fault(tmp_path: Path) -> None:
+    words = ["verify", "es", WALK, *SMALL, "--hidden", "4", "--memory=elman", "--normalise", "--iterations=3"]
+    code, out, err = shoal(*words, "--engines=serial,processes:2", "--kill-workers", "--kill-head", cwd=tmp_path)
+    assert code == 0, out + err
+    assert "Equal: all 5 ways" in out
+
+
+def test_start_from_a_saved_policy_evaluate_and_resume(tmp_path: Path) -> None:
+    code, out, _ = shoal("train", "es", WALK, *SMALL, "--iterations=2", "--name=first", cwd=tmp_path)
+    assert code == 0
+    assert "Return:" in out
+    second = ["train", "es", WALK, *SMALL, "--from=first", "--name=second"]
+    assert shoal(*second, "--iterations=4", cwd=tmp_path)[0] == 0
+    code, out, _ = shoal("evaluate", "second", "--episodes=5", "--json", cwd=tmp_path)
+    assert code == 0
+    assert json.loads(out)["episodes"] == 5
+    # The first run learns on, and the third starts from the policy that it had.
+    third = [*second[:-1], "--name=third", "--iterations=2"]
+    assert shoal(*third, cwd=tmp_path)[0] == 0
+    assert shoal("resume", "first", "--iterations=3", cwd=tmp_path)[0] == 0
+    assert shoal("resume", "third", "--iterations=4", "--workers=1", cwd=tmp_path)[0] == 0
+    assert last_digest(tmp_path, "second") == last_digest(tmp_path, "third")
+    code, _, err = shoal("replay", "first", "--iteration=1", cwd=tmp_path)
+    assert code == 2
+    assert "scores alone" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "es", WALK, "--from=nobody", "--population=7"], "population must be even, there is no run 'nobody'"),
+        (["train", "es", WALK, "--from=none.safetensors"], "none.safetensors of --from"),
+        (["train", "es", "CartPole-v1", "--vector=gymnasium"], "vector goes only with"),
+        (["train", "ppo", WALK, "--memory=lstm"], "Unrecognized"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
+    code, out, err = shoal(*words, cwd=tmp_path)
+    assert code == 2
+    assert all(part in out + err for part in message.split(", "))
+    assert "Traceback" not in err
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_optimizers_are_listed(tmp_path: Path) -> None:
+    code, out, _ = shoal("optimizers", cwd=tmp_path)
+    assert code == 0
+    assert "CMA (" in out
+    assert "DiagonalCMA" in out
