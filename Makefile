@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-DEBIAN := strace
+DEBIAN := strace redis-server
 
 .PHONY: demo test check lint types layers bench clean debian
 

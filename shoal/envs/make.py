@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from shoal.engines.functions import refuse_module
 from shoal.errors import EnvironmentFault, MissingExtra, UsageError
 from shoal.policies import heads
 from shoal.trees import Tree
@@ -101,6 +102,8 @@ def registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
     """A copy of Gymnasium's own record of an environment."""
     module, plain = _module_and_id(spec.id)
     if module:
+        if module not in _REGISTERED_BY.values():
+            refuse_module(module)
         importlib.import_module(module)
     return copy.deepcopy(gymnasium.spec(plain))
 
