@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import secrets
+import shlex
 import socket
 import threading
 import time
@@ -115,7 +116,7 @@ class _Transport:
         self._members: dict[int, _Member] = {}
         self._workers: dict[_Member, int] = {}
         self._serials = itertools.count()
-        self._seen = Serials()
+        self._seen = Serials(server.key)
         self._stored: set[int] = set()  # shared values that the server holds
         self._refusals = Refusals()
         self._refused: set[str] = set()  # machines
@@ -201,7 +202,7 @@ class _Transport:
     def _listen(self, link: redis.Redis) -> None:
         name = fleet.inbox(self._run, self._epoch)
         while not self._closed.is_set():
-            found: Any = link.blpop([name], 1)
+            found: Any = link.blpop([name], min(1.0, self._timeout / 2))
             if self._closed.is_set():
                 return
             if self._failed.is_set():
@@ -281,12 +282,7 @@ class _Transport:
         self._seen.check(header)
         member = _Member(header.machine, header.worker)
         if header.kind == Word.ALIVE:
-            numbers = _numbers(frame)
-            with self._lock:
-                alive = [self._workers.get(_Member(header.machine, number)) for number in numbers]
-            for worker in alive:
-                if worker is not None:
-                    self._events.put(Heard(worker))
+            self._alive(header.machine, _numbers(frame))
             return
         if header.kind == Kind.HELLO:
             with self._lock:
@@ -302,12 +298,22 @@ class _Transport:
             worker = known
         if header.kind == Word.LEFT:
             reason, fault = _farewell_of(frame)
-            self._remove(worker)
+            self.drop(worker)  # so that both sides agree, whoever said it
             self._events.put(Left(worker, reason, fault))
         elif header.kind in (Kind.HELLO, Kind.DONE, Kind.FAILED):
             self._events.put(Received(worker, Message(header.kind, header.number, bytearray(frame))))
         else:
-            raise WireError(f"a head got a message of kind {header.kind}")
+            raise WireError(f"a head got a message that is not for heads: kind {header.kind}")
+
+    def _alive(self, machine: str, numbers: list[int]) -> None:
+        """Workers are alive. Those that this head knows nothing of are told to begin anew."""
+        for number in numbers:
+            with self._lock:
+                worker = self._workers.get(_Member(machine, number))
+            if worker is not None:
+                self._events.put(Heard(worker))
+            else:
+                self._put(fleet.outbox(machine), machine, number, Message(Word.LEAVE, 0))
 
     def _remove(self, worker: int) -> _Member | None:
         with self._lock:
@@ -439,7 +445,7 @@ def _farewell_of(frame: memoryview) -> tuple[str, bool]:
 
 def worker_command(server: Address) -> str:
     """What to type on a machine that shall work."""
-    return f"shoal worker --redis {server.url}"
+    return shlex.join(["shoal", "worker", "--redis", server.url])
 
 
 def cannot_reach(server: Address, error: Exception) -> str:

@@ -76,7 +76,7 @@ class Supervisor:
         self._incoming: queue.SimpleQueue[bytes | _ServerLost] = queue.SimpleQueue()
         self._out: list[tuple[str, bytes]] = []
         self._serials = iter(range(2**62))
-        self._seen = Serials()
+        self._seen = Serials(server.key)
         self._refusals = Refusals()
         self._refused_by: dict[str, str] = {}
         self._runs: dict[str, Run] = {}
@@ -168,7 +168,7 @@ class Supervisor:
 
         try:
             while not stop.is_set():
-                found: Any = link.blpop([fleet.outbox(self.id)], 1)
+                found: Any = link.blpop([fleet.outbox(self.id)], min(1.0, self._timeout / 2))
                 if found is not None:
                     into.put(found[1])
                     self._processes.wake()
@@ -362,7 +362,7 @@ class Supervisor:
             child.run = ""
             self._look_at = 0.0
         else:
-            raise WireError(f"a machine got a message of kind {header.kind}")
+            raise WireError(f"a machine got a message that is not for machines: kind {header.kind}")
 
     def _give(self, child: _Child, ticket: int, frame: memoryview) -> None:
         """Pass a task on, if it is one that workers of this machine may run."""
