@@ -183,7 +183,7 @@ class _link:  # noqa: N801 - a context, used as a verb
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         import redis as redis_py
 
-        from shoal.engines.redis.head import cannot_reach
+        from shoal.engines.redis.address import cannot_reach
 
         self._redis.close()
         if isinstance(error, redis_py.RedisError | OSError):

@@ -205,3 +205,16 @@ def folder(environ: Mapping[str, str] = os.environ) -> Path:
 def connection_file(environ: Mapping[str, str] = os.environ) -> Path:
     """What `shoal redis start` writes: address and password of the server that it started."""
     return folder(environ) / "connection.json"
+
+
+def cannot_reach(server: Address, error: Exception) -> str:
+    """Why a server is out of reach, and what to do."""
+    text = str(error)
+    if "permission" in text.lower():
+        return f"the user of {server.url} may not do on the server what Shoal needs: {text}"
+    if "auth" in text.lower() or "WRONGPASS" in text:
+        return (
+            f"the Redis server at {server.url} does not let this user in ({text}). Put the password into a file that "
+            f"only you can read, and add ?password_file=FILE to the address, or set SHOAL_REDIS_PASSWORD_FILE"
+        )
+    return f"there is no Redis server at {server.url} ({text}). To start one on this machine, type: shoal redis start"

@@ -74,7 +74,9 @@ def unseal(key: bytes, name: str, content: bytes, kind: type[T]) -> tuple[T, mem
         raise WireError("these bytes are not a message of Shoal")
     packed, frame = view[_START.size : start], view[start:]
     if key and not hmac.compare_digest(sign, _sign(key, name, packed, frame)):
-        raise WireError("a message has no valid signature: its sender has another key, or none")
+        raise WireError("a message has no valid signature: its sender has another key (SHOAL_KEY_FILE), or none")
+    if not key and sign != _UNSIGNED:
+        raise WireError("a message is signed, and there is no key here to check it by: set SHOAL_KEY_FILE")
     try:
         return msgspec.msgpack.decode(packed, type=kind), frame
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:

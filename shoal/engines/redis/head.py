@@ -26,13 +26,13 @@ import msgspec
 
 import shoal
 from shoal.engines.redis import fleet
-from shoal.engines.redis.address import Address, find
+from shoal.engines.redis.address import Address, cannot_reach, find
 from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unseal
 from shoal.engines.redis.fleet import Fleet, Run
-from shoal.engines.remote import Event, Heard, Left, Received, RemoteEngine
+from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Command, Scheduler
 from shoal.engines.wire import Kind, Message
-from shoal.errors import UsageError, WireError, WorkerRefused
+from shoal.errors import EngineError, UsageError, WireError, WorkerRefused
 
 if TYPE_CHECKING:
     import redis
@@ -154,6 +154,9 @@ class _Transport:
                 self._begin(link)
                 pause = 0.1
                 self._listen(link)
+            except (redis.exceptions.NoPermissionError, redis.AuthenticationError) as error:
+                self._events.put(Broken(EngineError(cannot_reach(self._server, error))))
+                return
             except (redis.RedisError, OSError) as error:
                 if pause <= 0.1 and not self._closed.is_set():
                     log.warning("Redis at %s was lost (%s); trying again", self._server.url, error)
@@ -445,15 +448,7 @@ def _farewell_of(frame: memoryview) -> tuple[str, bool]:
 
 def worker_command(server: Address) -> str:
     """What to type on a machine that shall work."""
-    return shlex.join(["shoal", "worker", "--redis", server.url])
-
-
-def cannot_reach(server: Address, error: Exception) -> str:
-    """Why a server is out of reach, and what to do."""
-    text = str(error)
-    if "auth" in text.lower() or "WRONGPASS" in text:
-        return (
-            f"the Redis server at {server.url} does not let this user in ({text}). Put the password into a file that "
-            f"only you can read, and add ?password_file=FILE to the address, or set SHOAL_REDIS_PASSWORD_FILE"
-        )
-    return f"there is no Redis server at {server.url} ({text}). To start one on this machine, type: shoal redis start"
+    url = server.url
+    if server.user == "head":  # the roles of `shoal redis start --acl`
+        url = url.replace("://head@", "://worker@").replace("/head.password", "/worker.password")
+    return shlex.join(["shoal", "worker", "--redis", url])

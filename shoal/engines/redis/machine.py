@@ -27,7 +27,7 @@ from shoal.engines import wire
 from shoal.engines.functions import MAIN, Functions
 from shoal.engines.processes import Processes
 from shoal.engines.redis import fleet
-from shoal.engines.redis.address import Address
+from shoal.engines.redis.address import Address, cannot_reach
 from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unseal
 from shoal.engines.redis.fleet import Fleet, Machine, Run, Slot
 from shoal.engines.remote import Broken, Event, Heard, Left, Received
@@ -81,6 +81,7 @@ class Supervisor:
         self._refused_by: dict[str, str] = {}
         self._runs: dict[str, Run] = {}
         self._beats = 0
+        self._been_there = False
         self._look_at = 0.0
         self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._done = 0
@@ -141,6 +142,9 @@ class Supervisor:
                     self._hear(link, self._incoming.get())
                 self._speak(link)
         except (redis.RedisError, OSError) as error:
+            barred = isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError)
+            if barred and not self._been_there:
+                raise UsageError(cannot_reach(self._server, error)) from None
             raise _ServerLost(str(error)) from None
         finally:
             stop.set()
@@ -206,6 +210,7 @@ class Supervisor:
         if not records.write(self._record(), new=not self._beats):
             raise _ServerLost("it has lost what it held")
         self._beats += 1
+        self._been_there = True
         self._runs = {run.id: run for run in records.runs()}
         self._refused_by = {run: why for run, why in self._refused_by.items() if run in self._runs}
         others = [machine for machine in records.machines() if machine.id != self.id]
