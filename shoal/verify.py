@@ -125,6 +125,7 @@ def _rig(way: Way, env: str) -> Iterator[Rig | None]:
         count = (way.workers if way.engine == "redis" else way.then and way.then[1]) or available_cores()
         for machine in filter(None, (count - count // 2, count // 2)):  # two, to have something between them
             rig.add_machine(machine)
+        rig.wait_for_workers(count)
         yield rig
 
 

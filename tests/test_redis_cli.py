@@ -1,6 +1,7 @@
 """`shoal worker`, `shoal redis` and runs over them, as a user meets them; and that nothing secret gets out."""
 
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from shoal.engines.redis.rig import Rig
 from shoal.rundir import RunDir
 from tests.engines import tasks
 from tests.test_cli import SMALL, shoal, start
+from tests.test_docs import ROOT, commands
 
 WALK = ["train", "trpo", "tests.toys:Walk-v0", *SMALL[:-1], "--no-tensorboard"]
 
@@ -231,3 +233,22 @@ def test_verify_with_every_fault(tmp_path: Path) -> None:
     assert "Equal: all 5 ways" in out
     assert "the server restarted and flushed" in out
     assert re.search(r"\d workers lost: redis:2, workers killed", out)
+
+
+def test_commands_of_the_guide(home: Home) -> None:
+    running = []
+    found = commands(ROOT / "docs/redis.md")
+    assert len(found) == 6
+    try:
+        for line in found:
+            shoal_, *words = shlex.split(line)
+            assert shoal_ == "shoal"
+            if words[-1] == "&":
+                running.append(home.start(*words[:-1]))
+                continue
+            code, out, err = home.run(*words)
+            assert code == 0, f"{line}\n{out}\n{err}"
+    finally:
+        for process in running:
+            process.terminate()
+            process.communicate(timeout=20)

@@ -21,6 +21,7 @@ LEASE = 10.0
 """Seconds that a record lives without being renewed, unless a run says otherwise."""
 KEPT = 120_000
 """Milliseconds that messages and shared values stay if nobody takes or renews them."""
+_AT_ONCE = 63  # messages that are taken from a list together, beside the first
 RUNS, MACHINES, ORDERS = f"{PREFIX}runs", f"{PREFIX}machines", f"{PREFIX}orders"
 
 
@@ -99,6 +100,15 @@ def outbox(machine: str) -> str:
 def share_key(run: str, epoch: int, number: int) -> str:
     """Where a shared value is."""
     return f"{PREFIX}share:{run}:{epoch}:{number}"
+
+
+def take(link: redis.Redis, name: str, timeout: float) -> list[bytes]:
+    """What lies in a list, waiting for the first of it at most so many seconds; all in one round trip."""
+    pipe = link.pipeline(transaction=False)
+    pipe.blpop([name], timeout)
+    pipe.lpop(name, _AT_ONCE)
+    first, more = pipe.execute()
+    return [] if first is None else [first[1], *(more or [])]
 
 
 class Fleet:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -205,14 +205,14 @@ class _Transport:
     def _listen(self, link: redis.Redis) -> None:
         name = fleet.inbox(self._run, self._epoch)
         while not self._closed.is_set():
-            found: Any = link.blpop([name], min(1.0, self._timeout / 2))
+            found = fleet.take(link, name, min(1.0, self._timeout / 2))
             if self._closed.is_set():
                 return
             if self._failed.is_set():
                 raise _Forgotten
-            if found is not None:
+            for content in found:
                 try:
-                    self._sort(name, found[1])
+                    self._sort(name, content)
                 except WireError as error:
                     self._refusals.add(name, error)
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 ROLES = {
     # What each may do, as Redis spells it. Nobody but the admin gets scripts, settings or other keys than Shoal's.
-    "head": "~shoal:* -@all +ping +hello +auth +select +incrby +set +get +mget +del +rpush +blpop "
+    "head": "~shoal:* -@all +ping +hello +auth +select +incrby +set +get +mget +del +rpush +blpop +lpop "
     "+pexpire +sadd +srem +smembers",
     "worker": "~shoal:machine:* ~shoal:to:* ~shoal:head:* ~shoal:runs ~shoal:machines %R~shoal:run:* %R~shoal:share:* "
-    "-@all +ping +hello +auth +select +set +get +mget +del +rpush +blpop +pexpire +sadd +srem "
+    "-@all +ping +hello +auth +select +set +get +mget +del +rpush +blpop +lpop +pexpire +sadd +srem "
     "+smembers",
     "admin": "~* &* +@all",
 }

@@ -64,12 +64,14 @@ class _ServerLost(Exception):
 class Supervisor:
     """Keeps `count` workers, for whatever runs there are. `allow` is the modules whose functions they may run."""
 
-    def __init__(self, server: Address, count: int, allow: Collection[str], timeout: float) -> None:
+    def __init__(
+        self, server: Address, count: int, allow: Collection[str], timeout: float, processes: Any = None
+    ) -> None:
         self.id = secrets.token_hex(8)
         self._server, self._count, self._timeout = server, count, timeout
         self._allow = tuple(dict.fromkeys(allow))
         self._functions = Functions(self._allow)
-        self._processes = Processes(count, {})
+        self._processes = Processes(count, {}) if processes is None else processes
         self._children: dict[int, _Child] = {}  # those that are ready
         self._shares: dict[tuple[str, int, int], tuple[memoryview, set[int]]] = {}
         self._gone: list[tuple[_Child, str, bool]] = []  # of whom their head has not been told
@@ -172,9 +174,10 @@ class Supervisor:
 
         try:
             while not stop.is_set():
-                found: Any = link.blpop([fleet.outbox(self.id)], min(1.0, self._timeout / 2))
-                if found is not None:
-                    into.put(found[1])
+                found = fleet.take(link, fleet.outbox(self.id), min(1.0, self._timeout / 2))
+                for content in found:
+                    into.put(content)
+                if found:
                     self._processes.wake()
         except (redis.RedisError, OSError) as error:
             into.put(_ServerLost(str(error)))
