@@ -190,7 +190,7 @@ def test_messages_are_signed_where_there_is_a_key(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_tls(tmp_path: Path) -> None:
+def test_tls_and_unix_sockets(tmp_path: Path) -> None:
     local = Local(tmp_path / "server")
     local.configure()
     files = {"crt": tmp_path / "a.crt", "key": tmp_path / "a.key"}
@@ -206,7 +206,8 @@ def test_tls(tmp_path: Path) -> None:
     from shoal.engines.redis.local import free_port
 
     tls = free_port()
-    conf.write_text(conf.read_text() + f"tls-port {tls}\n")
+    path = tmp_path / "redis.sock"
+    conf.write_text(conf.read_text() + f"tls-port {tls}\nunixsocket {path}\n")
     server = local.launch(detached=False)
     try:
         assert port != tls
@@ -214,8 +215,9 @@ def test_tls(tmp_path: Path) -> None:
         worker = start("worker", "--redis", url, "--ca-file", str(files["crt"]), "--workers=1", "--allow=tests",
                        cwd=tmp_path)  # fmt: skip
         try:
-            with package.engine(f"{url}&ca_file={files['crt']}", 1) as engine:
-                assert engine.map(tasks.echo, [1, 2]) == [1, 2]
+            for place in (f"{url}&ca_file={files['crt']}", f"unix://{path}?password_file={local.password_file()}"):
+                with package.engine(place, 1) as engine:
+                    assert engine.map(tasks.echo, [1, 2]) == [1, 2]
             with pytest.raises(package.errors.UsageError, match="certificate"):
                 package.engine(url)
         finally:

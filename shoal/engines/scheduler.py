@@ -189,9 +189,9 @@ class Scheduler:
         again += [self._tasks[waiting] for waiting in worker.waiting if waiting in self._tasks]
         if worker.queue and worker.queue[0] in again:
             first = worker.queue[0]
-            reason = f"{reason}; {first.label} is run again"
-            reason += f" ({first.losses}/{self.attempts})" if fault else ""
-        commands.append(Notice(f"worker {number} {reason}"))
+            reason = f"{reason}; {first.label} is run again ({first.losses}/{self.attempts})"
+        if fault:  # else it is one of many, and the transport says what became of them
+            commands.append(Notice(f"worker {number} {reason}"))
         for task in again:
             commands += self._place(now, task)
         return commands

@@ -125,6 +125,7 @@ class _Transport:
         self._failed = threading.Event()  # this epoch is over
         self._closed = threading.Event()
         self._remind_at = time.monotonic() + 0.5
+        self._trouble = ""
         self._short_at = 0.0
         self._renew_at = 0.0
         self._said: tuple[int, int] | None = None
@@ -162,7 +163,11 @@ class _Transport:
                     log.warning("Redis at %s was lost (%s); trying again", self._server.url, error)
                 pause = min(max(2 * pause, 0.1), _LONGEST_PAUSE)
             except _Forgotten:
-                log.warning("Redis at %s has lost what it held; everything is sent again", self._server.url)
+                log.warning("Redis at %s was lost (%s); everything is sent again", self._server.url, self._trouble)
+            except Exception as error:
+                log.exception("the thread that listens to Redis failed; this is a bug in Shoal")
+                self._events.put(Broken(EngineError(f"the thread that listens to Redis failed: {error!r}")))
+                return
             finally:
                 self._failed.set()
                 link.close()
@@ -229,11 +234,12 @@ class _Transport:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + self._beat
                     if not records.write(self._record(), new=False):
+                        self._trouble = "it does not have what it was given"
                         break
             if self._closed.is_set():
                 self._farewell(link, records, epoch)
         except (redis.RedisError, OSError) as error:
-            log.debug("sending failed: %s", error)  # the thread that listens says it
+            self._trouble = str(error)  # the thread that listens says it
         finally:
             failed.set()
             link.close()
@@ -353,8 +359,9 @@ class _Transport:
         self._remind_at = now + 0.5
         if here != self._said:
             self._said = here
-            log.info("%d worker(s) on %d machine(s)", *here)
             self._short_at = now
+            if not short:
+                log.info("%d worker(s) on %d machine(s)", *here)
         if short and now >= self._short_at:
             self._short_at = now + _REMIND_EVERY
             log.warning(

@@ -159,15 +159,18 @@ class Supervisor:
         """Where this ends on purpose and the server is there: do not keep anybody waiting."""
         import redis
 
-        ending = sys.exc_info()[1]
-        if not isinstance(ending, Exception) and self._beats:
-            try:
-                self._release_all("was ended")
-                self._speak(link)
-                Fleet(link, self._server.key, self._refusals).remove(self._record())
-            except (redis.RedisError, OSError) as error:
-                log.debug("could not say goodbye: %s", error)
         link.close()
+        if isinstance(sys.exc_info()[1], Exception) or not self._beats:
+            return
+        link = self._server.open(self._timeout)  # a signal may have come in the middle of a command of the other
+        try:
+            self._release_all("was ended")
+            self._speak(link)
+            Fleet(link, self._server.key, self._refusals).remove(self._record())
+        except (redis.RedisError, OSError) as error:
+            log.warning("the server could not be told: %s", error)
+        finally:
+            link.close()
 
     def _listen(self, link: redis.Redis, into: queue.SimpleQueue[bytes | _ServerLost], stop: threading.Event) -> None:
         import redis
