@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-DEBIAN := strace gnugo
+DEBIAN := strace gnugo redis-server
 
 .PHONY: demo test check lint types layers bench clean debian
 

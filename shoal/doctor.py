@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal import __version__, engines
 from shoal.engines import ENGINES
 from shoal.engines.fingerprint import canary, fingerprint
 from shoal.engines.processes import available_cores
+from shoal.engines.redis.rig import Rig
 from shoal.errors import ShoalError
 from shoal.spmd.launching import mpirun
 
@@ -51,7 +54,7 @@ def _engine(name: str) -> Check:
         return _mpi()
     begun = time.perf_counter()
     try:
-        with engines.make(name) as engine:
+        with _place(name) as (place, workers), engines.make(place, workers) as engine:
             answers = set(engine.map(_canary, range(2 * engine.workers)))
             seconds = time.perf_counter() - begun
             return Check(
@@ -61,6 +64,18 @@ def _engine(name: str) -> Check:
             )
     except Exception as error:  # whatever is wrong is what the report is for
         return Check(f"engine {name}", False, str(error))
+
+
+@contextlib.contextmanager
+def _place(name: str) -> Iterator[tuple[str, int | None]]:
+    """Where an engine's workers are, and how many; for Redis a server and a worker of its own."""
+    if name != "redis":
+        yield name, None
+        return
+    with Rig() as rig:
+        rig.add_machine(1)
+        rig.wait_for_workers(1)
+        yield rig.address, 1
 
 
 def _mpi() -> Check:

@@ -57,9 +57,9 @@ class Settings:
     seed: int = 0
     """Everything random follows from it."""
     engine: str = "processes"
-    """Who runs the environments: serial, processes or mpi. Does not change the result."""
+    """Who runs the environments: serial, processes, mpi or redis[://HOST:PORT]. Does not change the result."""
     workers: int | None = None
-    """How many workers; one per core unless told. Does not change the result."""
+    """How many workers; one per core unless told. For redis: how many to wait for. Does not change the result."""
     env_kwargs: str = "{}"
     """Keyword arguments for the environment, as JSON."""
     max_episode_steps: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from rich.console import Console
 
 from shoal import engines, run
 from shoal.engines.base import Engine
+from shoal.engines.processes import available_cores
+from shoal.engines.redis import faults
+from shoal.engines.redis.rig import Rig
 from shoal.errors import UsageError
 from shoal.rundir import RunDir
+from shoal.track import Tracker
 
 _DEADLINE = 600.0  # seconds for a head that is to be killed to get that far
 
@@ -38,9 +43,8 @@ class Way:
     def __str__(self) -> str:
         text = _label(self.engine, self.workers)
         if self.fault == "kill-workers":
-            return (
-                f"{text}, a rank killed half-way" if self.engine == "mpi" else f"{text}, a worker killed each iteration"
-            )
+            killed = {"mpi": "a rank killed half-way", "redis": faults.WHAT}
+            return f"{text}, {killed.get(self.engine, 'a worker killed each iteration')}"
         return text if self.then is None else f"{text}, head killed, resumed on {_label(*self.then)}"
 
 
@@ -92,7 +96,8 @@ def verify(
             if way.fault:
                 own = replace(own, checkpoint_every=1)  # or the resume would start from scratch
             begun = time.monotonic()
-            lost = _runner(way)(algo, own, config, way)
+            with _rig(way, settings.env) as rig:
+                lost = _runner(way)(algo, replace(own, engine=_address(way.engine, rig)), config, way, rig)
             lines = RunDir(Path(folder) / name).metrics()
             outcome = Outcome(way, lines, lost, time.monotonic() - begun)
             report(outcome)
@@ -103,18 +108,44 @@ def verify(
     return ""
 
 
-def _runner(way: Way) -> Callable[[str, run.Settings, Any, Way], int]:
+def _runner(way: Way) -> Callable[[str, run.Settings, Any, Way, Rig | None], int]:
     if way.then is not None:
         return _with_killed_head
     return _under_mpirun if way.engine == "mpi" else _in_this_process
 
 
-def _in_this_process(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
+@contextlib.contextmanager
+def _rig(way: Way, env: str) -> Iterator[Rig | None]:
+    """A Redis server and workers of its own, for a way that needs them."""
+    if "redis" not in (way.engine, way.then and way.then[0]):
+        yield None
+        return
+    module, _, _ = env.rpartition(":")
+    with Rig(allow=[module] if module else []) as rig:
+        count = (way.workers if way.engine == "redis" else way.then and way.then[1]) or available_cores()
+        for machine in filter(None, (count - count // 2, count // 2)):  # two, to have something between them
+            rig.add_machine(machine)
+        rig.wait_for_workers(count)
+        yield rig
+
+
+def _address(engine: str, rig: Rig | None) -> str:
+    return rig.address if engine == "redis" and rig is not None else engine
+
+
+def _in_this_process(algo: str, settings: run.Settings, config: Any, way: Way, rig: Rig | None) -> int:
     quiet = Console(quiet=True)
-    with engines.make(way.engine, way.workers) as engine:
-        killers = [_Killer(engine)] if way.fault == "kill-workers" else []
+    options = {"lease": faults.LEASE} if rig is not None and way.fault else {}
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(engines.make(settings.engine, way.workers, **options))
+        killers: list[Tracker] = []
+        if way.fault == "kill-workers" and rig is not None:
+            killers = [stack.enter_context(faults.Faults(rig, engine, settings.iterations or 1))]
+        elif way.fault == "kill-workers":
+            killers = [_Killer(engine)]
         run.train(algo, settings, config, engine=engine, trackers=killers, console=quiet)
         return engine.telemetry().lost_workers
+    raise AssertionError("unreachable")
 
 
 class _Killer:
@@ -145,7 +176,7 @@ def _kill_one(engine: Engine, tasks_before: int) -> None:
         os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
 
 
-def _under_mpirun(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
+def _under_mpirun(algo: str, settings: run.Settings, config: Any, way: Way, rig: Rig | None) -> int:
     """Train in a job of its own; with the fault, kill its last rank half-way and see it start again."""
     folder = RunDir(Path(settings.runs) / str(settings.name))
     with _training(algo, settings, config) as head:
@@ -156,7 +187,7 @@ def _under_mpirun(algo: str, settings: run.Settings, config: Any, way: Way) -> i
     return 1 if way.fault else 0
 
 
-def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way) -> int:
+def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way, rig: Rig | None) -> int:
     """Train in a process of its own, kill it without warning in the middle, and resume here."""
     folder = RunDir(Path(settings.runs) / str(settings.name))
     with _training(algo, settings, config) as head:
@@ -179,7 +210,9 @@ def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way) 
         with _shoal(words) as head:
             _finish(head)
     else:
-        changes = {"engine": name, "workers": workers}
+        if rig is not None and name == way.engine == "redis" and (workers or 0) > (way.workers or 0):
+            rig.add_machine((workers or 0) - (way.workers or 0))
+        changes = {"engine": _address(name, rig), "workers": workers}
         run.resume(folder.name, folder.path.parent, changes, console=Console(quiet=True))
     return 0
 

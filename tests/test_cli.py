@@ -358,6 +358,7 @@ def test_doctor(tmp_path: Path) -> None:
     code, out, _ = shoal("doctor", cwd=tmp_path)
     assert code == 0
     assert re.search(r"ok +engine processes +\d+ worker", out)
+    assert re.search(r"ok +engine redis +1 worker", out)
     assert re.search(r"ok +learner +jax", out)
 
 

@@ -84,12 +84,16 @@ class Sampler:
             "scale": np.ones(policy.inputs, np.float32),
         }
         self.batch = lanes * width * steps
-        self.lanes.fragments(engine.share(self.weights), steps)
+        self.iterate()
+
+    def iterate(self) -> None:
+        """One batch."""
+        self.lanes.fragments(self.engine.share(self.weights), self.steps)
 
     def run(self, seconds: float) -> float:
         """Steps per second."""
         steps, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < seconds:
-            self.lanes.fragments(self.engine.share(self.weights), self.steps)
+            self.iterate()
             steps += self.batch
         return steps / (time.perf_counter() - begun)

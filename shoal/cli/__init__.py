@@ -33,6 +33,8 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal check-env CartPole-v1                      does an environment keep the rules?
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit
+  shoal worker --redis redis://HOST:PORT           work for runs on other machines
+  shoal redis start                                a server where they meet
   shoal doctor                                     what works on this machine
   shoal bench --quick                              how fast it is, beside others
 
@@ -52,6 +54,8 @@ COMMANDS = {
     "check-env": "machine:check_env",
     "doctor": "machine:doctor",
     "bench": "bench:bench",
+    "worker": "fleet:worker",
+    "redis": "fleet:redis",
 }
 """Name of each command, and the module of this package and the function that run it."""
 

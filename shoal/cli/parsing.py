@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -45,6 +46,13 @@ def console() -> Console:
 def say(out: Console, text: str) -> None:
     """Print as it is: no markup, no colours of rich's choosing, no wrapping that would break a command to copy."""
     out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(out: Console, rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns; the first one is the header."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        say(out, "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def algorithm(command: str, words: list[str], extra: type[Any] | None = None) -> tuple[str, Any]:

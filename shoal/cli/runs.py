@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from bdb import BdbQuit
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import tyro
 from rich.console import Console
 
-from shoal.cli.parsing import console, parse, say
+from shoal.cli.parsing import console, parse, say, table
 from shoal.errors import CheckpointFault, UsageError
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ def _list_episodes(out: Console, again: Again) -> None:
     for number, found in enumerate(again.episodes):
         place = [number, found.lane, found.slot, found.number, found.seed, found.length]
         rows.append([*map(str, place), f"{found.total:.6g}", found.end])
-    _table(out, rows)
+    table(out, rows)
 
 
 @dataclass(frozen=True)
@@ -203,14 +202,8 @@ def list_runs(words: list[str]) -> int:
         ["run", "algorithm", "environment", "seed", "iteration", "steps", "return", "state"],
         *map(_row, found),
     ]
-    _table(out, rows)
+    table(out, rows)
     return 0
-
-
-def _table(out: Console, rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        say(out, "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _row(run: RunDir) -> list[str]:

@@ -14,14 +14,17 @@ ENGINES = {
     "serial": "shoal.engines.serial:SerialEngine",
     "processes": "shoal.engines.processes:ProcessesEngine",
     "mpi": "shoal.engines.mpi:MPIEngine",
+    "redis": "shoal.engines.redis.head:RedisEngine",
 }
-ADDRESSED: tuple[str, ...] = ()
+ADDRESSED: tuple[str, ...] = ("redis",)
 """Engines that may be told where their workers are: NAME://ADDRESS."""
 
 
 def split(engine: str) -> tuple[str, str | None]:
     """Name and address of an engine, from `NAME` or `NAME://ADDRESS`."""
     name, separator, address = engine.partition("://")
+    if name in ("rediss", "unix"):  # other ways to a Redis server
+        return "redis", engine
     return name, address if separator else None
 
 
@@ -35,6 +38,10 @@ def check(engine: str, workers: int | None) -> list[str]:
         near = difflib.get_close_matches(name, ENGINES, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
         problems.append(f"there is no engine {name!r}. {hint}Engines: {', '.join(ENGINES)}")
+    if name == "redis" and address is not None:
+        from shoal.engines.redis.address import problems as address_problems
+
+        problems += address_problems(address)
     if workers is not None and workers < 1:
         problems.append(f"workers must be at least 1, not {workers}")
     if name == "serial" and workers not in (None, 1):

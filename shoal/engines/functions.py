@@ -16,6 +16,21 @@ MAIN = "__main__"
 _MAIN_ON_WORKER = "__shoal_main__"
 _loading_main = False
 
+OWN = frozenset(
+    {
+        "shoal.lanes:fragment",
+        "shoal.lanes:episodes",
+        "shoal.population:evaluate",
+        "shoal.envs.make:describe",
+        "shoal.envs.check:episode_elsewhere",
+        "shoal.doctor:_canary",
+        "shoal.bench.bare:bare",
+    }
+)
+"""Shoal's own tasks: what a worker that trusts nobody runs all the same. The package has functions that start processes
+and write files, so being part of it is not enough."""
+_trusted: frozenset[str] | None = None  # modules that may be imported in this process because a message says so
+
 
 def name_of(function: Callable[..., Any]) -> str:
     """The name by which a worker finds a function again; refuses what has none."""
@@ -42,11 +57,31 @@ def main_script() -> str | None:
     return getattr(sys.modules.get(MAIN), "__file__", None)
 
 
+def trust(modules: Collection[str] | None) -> None:
+    """From now on this process imports only these modules on behalf of a message; None imports any."""
+    global _trusted  # noqa: PLW0603 - a process serves one head
+    _trusted = None if modules is None else frozenset(modules)
+
+
+def refuse_module(name: str) -> None:
+    """Raise if a module that a message names is not one of those that this process trusts."""
+    if _trusted is not None and not _covers(_trusted, name):
+        raise UsageError(
+            f"this worker may not import {name}. If you trust that module, start the worker with --allow {name}"
+        )
+
+
+def _covers(modules: Collection[str], name: str) -> bool:
+    """Whether a module or one of the packages that it is in is among these."""
+    parents = name.split(".")
+    return any(".".join(parents[: depth + 1]) in modules for depth in range(len(parents)))
+
+
 class Functions:
-    """Finds functions by name on a worker. `allow` is the modules that may be named; None allows any."""
+    """Finds functions by name on a worker. `allow` is the modules that may be named beside `OWN`; None allows any."""
 
     def __init__(self, allow: Collection[str] | None = (), main: str | None = None) -> None:
-        self.allow = None if allow is None else frozenset(allow) | {"shoal"}
+        self.allow = None if allow is None else frozenset(allow)
         self.main = main
         self._found: dict[str, Callable[..., Any]] = {}
 
@@ -60,19 +95,25 @@ class Functions:
         """In the head's own process the function is at hand; looking it up again would load the script twice."""
         self._found[name] = function
 
-    def _find(self, name: str) -> Callable[..., Any]:
-        module_name, _, function_name = name.partition(":")
-        parents = module_name.split(".")
-        prefixes = {".".join(parents[: depth + 1]) for depth in range(len(parents))}
-        if self.allow is not None and not prefixes & self.allow:
+    def permit(self, name: str) -> None:
+        """Raise if a function may not be run here, whatever it is."""
+        module_name, _, _ = name.partition(":")
+        if self.allow is not None and name not in OWN and not _covers(self.allow, module_name):
+            allowed = ", ".join(["Shoal's own tasks", *sorted(self.allow)])
             raise UsageError(
-                f"this worker may not run {name}: it was started for {', '.join(sorted(self.allow))}. "
-                f"If you trust that module, start the worker with --allow {parents[0]}"
+                f"this worker may not run {name}: it was started for {allowed}. "
+                f"If you trust that module, start the worker with --allow {module_name}"
             )
+
+    def _find(self, name: str) -> Callable[..., Any]:
+        self.permit(name)
+        module_name, _, function_name = name.partition(":")
         module = self._load_main() if module_name == MAIN else importlib.import_module(module_name)
         function = getattr(module, function_name, None)
         if not callable(function):
             raise UsageError(f"this worker finds no function {function_name} in {module_name} ({module.__file__})")
+        if self.allow is not None and getattr(function, "__module__", None) != module.__name__:
+            raise UsageError(f"this worker may not run {name}: {module_name} only imports it from elsewhere")
         return function  # type: ignore[no-any-return]
 
     def _load_main(self) -> ModuleType:

@@ -50,7 +50,7 @@ class ProcessesEngine(RemoteEngine):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         count = available_cores() if workers is None else workers
-        transport = _Processes(count, environment or {})
+        transport = Processes(count, environment or {})
         scheduler = Scheduler(task_timeout=task_timeout, lease=lease)
         super().__init__(transport, workers=count, scheduler=scheduler, allow_mixed=allow_mixed)
 
@@ -73,8 +73,8 @@ class _Process:
     filled: int = 0
 
 
-class _Processes:
-    """The transport. One lock guards the outgoing queues; everything else belongs to the pump thread."""
+class Processes:
+    """The transport: `count` processes. One lock guards the outgoing queues; all else belongs to the pump thread."""
 
     def __init__(self, count: int, environment: Mapping[str, str]) -> None:
         self._missing = count
@@ -92,12 +92,18 @@ class _Processes:
         self._look_at = 0.0
 
     def pids(self) -> list[int]:
+        """Of the workers that are running, oldest first."""
+        return list(self.numbered_pids().values())
+
+    def numbered_pids(self) -> dict[int, int]:
+        """The same by worker."""
         with self._lock:
-            return [process.popen.pid for process in self._processes.values()]
+            return {number: process.popen.pid for number, process in self._processes.items()}
 
     # The pump thread ------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> Sequence[Event]:
+        """What happened; also starts the processes that are missing."""
         now = time.monotonic()
         # Started here, not in the constructor: the kernel ends a worker with the thread that started it, and this
         # thread lives as long as the engine.
@@ -228,6 +234,7 @@ class _Processes:
     # Any thread -----------------------------------------------------------------------------------------------
 
     def send(self, worker: int, message: Message) -> None:
+        """Write as much as the socket takes; the rest follows."""
         with self._lock:
             process = self._processes.get(worker)
             if process is None:
@@ -257,19 +264,23 @@ class _Processes:
             self.wake()
 
     def wake(self) -> None:
+        """Make a `poll` that is under way return."""
         with contextlib.suppress(BlockingIOError):  # the pipe is full, so it is awake
             os.write(self._wake_in, b"!")
 
     def drop(self, worker: int) -> None:
+        """End a worker; a fresh one takes its place."""
         process = self._processes.get(worker)
         if process is not None:
             self._end(process)
             self._missing += 1
 
     def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
+        """All are of one install, so none would do."""
         return [Broken(error)]
 
     def close(self) -> None:
+        """End all of them, and their children."""
         for process in list(self._processes.values()):
             self._end(process)
         self._selector.close()

@@ -26,7 +26,7 @@ from shoal.engines.functions import main_script, name_of
 from shoal.engines.scheduler import Command, Fail, GiveUp, Notice, Resolve, Scheduler, Send, Ship, Telemetry
 from shoal.engines.wire import Kind, Message, Shared
 from shoal.engines.worker import failure
-from shoal.errors import EngineClosed, EngineError, ShoalError, UsageError, WorkerRefused
+from shoal.errors import EngineClosed, EngineError, ShoalError, UsageError, WireError, WorkerRefused
 
 log = logging.getLogger("shoal.engine")
 
@@ -52,6 +52,8 @@ class Left:
 
     worker: int
     reason: str
+    fault: bool = True
+    """Whether it died; False where it was called away, or only the way to it was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ _Settled = tuple[Future[Any], Any, ShoalError | None]  # a future, and the resul
 class RemoteEngine(Engine):
     """Everything that the engines with workers of their own have in common."""
 
+    largest = wire.MAX_FRAME
+    """Bytes of the largest frame that the transport carries."""
+
     def __init__(self, transport: Transport, *, workers: int, scheduler: Scheduler, allow_mixed: bool = False) -> None:
         super().__init__(workers)
         self._transport = transport
@@ -121,7 +126,7 @@ class RemoteEngine(Engine):
 
     def share(self, value: Any) -> Shared:
         """Ship a value once to each worker that needs it; pass the result to tasks in its place."""
-        shared = Shared(next(self._numbers), wire.encode(value, "the shared value"))
+        shared = Shared(next(self._numbers), wire.encode(value, "the shared value", self.largest))
         self._shared[shared.number] = shared
         # A finalizer may run at any moment in any thread, so it only leaves a note.
         weakref.finalize(shared, self._forgotten.append, shared.number)
@@ -130,7 +135,7 @@ class RemoteEngine(Engine):
     def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
         """Run `function(*args)` on a worker. Tasks with equal keys prefer the same worker."""
         name = name_of(function)
-        frame, shared = wire.encode_with_shared((name, list(args)), f"an argument of {name}")
+        frame, shared = wire.encode_with_shared((name, list(args)), f"an argument of {name}", self.largest)
         for item in shared:
             if self._shared.get(item.number) is not item:
                 raise UsageError(f"{item} was shared with another engine. Share the value again with this one")
@@ -196,18 +201,19 @@ class RemoteEngine(Engine):
         if isinstance(event, Heard):
             return self._scheduler.heard(now, event.worker)
         if isinstance(event, Left):
-            return self._scheduler.left(now, event.worker, event.reason)
+            return self._scheduler.left(now, event.worker, event.reason, event.fault)
         if isinstance(event, Broken):
             self._broken = event.error
             self._closed = True
             return []
         kind, number, frame = event.message
+        try:
+            body = _body(kind, frame)
+        except WireError as error:  # it may be anybody's bytes; what they ask for is not done
+            self._transport.drop(event.worker)
+            return self._scheduler.left(now, event.worker, f"sent what no worker sends: {error}")
         if kind == Kind.HELLO:
-            return self._admit(now, event.worker, wire.decode(frame))
-        if kind not in (Kind.DONE, Kind.FAILED):
-            log.warning("worker %d sent a message of kind %d, which is ignored", event.worker, kind)
-            return []
-        body = wire.decode(frame)
+            return self._admit(now, event.worker, body)
         return self._scheduler.received(now, event.worker, number, (kind, body), body["seconds"])
 
     def _admit(self, now: float, worker: int, theirs: dict[str, str]) -> list[Command]:
@@ -256,6 +262,24 @@ class RemoteEngine(Engine):
             number = self._forgotten.pop()
             for worker in self._scheduler.forget(number):
                 self._transport.send(worker, Message(Kind.FORGET, number))
+
+
+def _body(kind: int, frame: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """What a worker's message says, if it is one."""
+    body = wire.decode(frame)
+    parts: dict[int, dict[str, type]] = {
+        Kind.HELLO: {},
+        Kind.DONE: {"seconds": float},
+        Kind.FAILED: {"seconds": float, "type": str, "message": str, "traceback": str},
+    }
+    if kind not in parts or type(body) is not dict:
+        raise WireError(f"a message of kind {kind} with {type(body).__name__} in it")
+    wrong = [name for name, kind_of in parts[kind].items() if type(body.get(name)) is not kind_of]
+    if kind == Kind.HELLO:
+        wrong = [str(name) for name, value in body.items() if type(name) is not str or type(value) is not str]
+    if wrong:
+        raise WireError(f"a message of kind {kind} in which {', '.join(wrong)} is not what it should be")
+    return body
 
 
 def _settle(settled: list[_Settled]) -> None:

@@ -163,12 +163,12 @@ class Scheduler:
         self._by_load[0][number] = None
         return self._feed(now, worker)
 
-    def left(self, now: float, number: int, reason: str) -> list[Command]:
-        """A worker is gone; what it held is run elsewhere."""
+    def left(self, now: float, number: int, reason: str, fault: bool = True) -> list[Command]:
+        """A worker is gone; what it held is run elsewhere. Without `fault`, nobody and no task is to blame."""
         worker = self._workers.pop(number, None)
         if worker is None:
             return []
-        self.telemetry.lost_workers += 1
+        self.telemetry.lost_workers += fault
         if not self._workers:
             self._alone_since = now
         for level in self._by_load:
@@ -180,7 +180,7 @@ class Scheduler:
         again: list[_Task] = []
         for position, task in enumerate(worker.queue):
             task.ticket = None
-            task.losses += position == 0
+            task.losses += fault and position == 0
             if task.losses >= self.attempts:
                 del self._tasks[task.number]
                 commands.append(Fail(task.number, _poison(task, reason)))
@@ -190,7 +190,8 @@ class Scheduler:
         if worker.queue and worker.queue[0] in again:
             first = worker.queue[0]
             reason = f"{reason}; {first.label} is run again ({first.losses}/{self.attempts})"
-        commands.append(Notice(f"worker {number} {reason}"))
+        if fault:  # else it is one of many, and the transport says what became of them
+            commands.append(Notice(f"worker {number} {reason}"))
         for task in again:
             commands += self._place(now, task)
         return commands

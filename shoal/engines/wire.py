@@ -57,7 +57,7 @@ class Message(NamedTuple):
 
     kind: int
     number: int
-    frame: bytes | bytearray = b""
+    frame: bytes | bytearray | memoryview = b""
 
 
 PREFIX = struct.Struct("<BxxxxxxxQQ")
@@ -96,12 +96,12 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def encode(tree: Any, what: str = "the value") -> bytearray:
+def encode(tree: Any, what: str = "the value", largest: int = MAX_FRAME) -> bytearray:
     """The frame of a tree. `what` names the value in the error when something in it cannot be sent."""
-    return encode_with_shared(tree, what)[0]
+    return encode_with_shared(tree, what, largest)[0]
 
 
-def encode_with_shared(tree: Any, what: str = "the value") -> tuple[bytearray, list[Shared]]:
+def encode_with_shared(tree: Any, what: str = "the value", largest: int = MAX_FRAME) -> tuple[bytearray, list[Shared]]:
     """The frame of a tree, and the shared values that it refers to."""
     layout = _Layout()
     try:
@@ -110,8 +110,8 @@ def encode_with_shared(tree: Any, what: str = "the value") -> tuple[bytearray, l
         raise WireError(f"{what} cannot be sent to a worker: {_locate(tree) or error}") from None
     start = _aligned(_START.size + len(header))
     frame = bytearray(start + layout.size)
-    if len(frame) > MAX_FRAME:
-        raise WireError(f"{what} has {len(frame):,} bytes; a message holds at most {MAX_FRAME:,}. Send it in parts.")
+    if len(frame) > largest:
+        raise WireError(f"{what} has {len(frame):,} bytes; a message holds at most {largest:,}. Send it in parts.")
     _START.pack_into(frame, 0, _MAGIC, len(header))
     frame[_START.size : _START.size + len(header)] = header
     offset = start

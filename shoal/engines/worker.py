@@ -14,7 +14,7 @@ from typing import Any
 from shoal import errors
 from shoal.engines import wire
 from shoal.engines.fingerprint import fingerprint
-from shoal.engines.functions import Functions
+from shoal.engines.functions import Functions, trust
 from shoal.engines.parent import die_with_parent
 from shoal.engines.wire import PREFIX, Kind, Message
 
@@ -48,6 +48,7 @@ class Server:
             settings = wire.decode(message.frame)
             sys.path[:] = settings["path"]
             self.functions = Functions(settings["allow"], settings["main"])
+            trust(settings["allow"])
         else:
             raise errors.WireError(f"a worker got a message of kind {message.kind}, which only heads get")
         return None
@@ -62,11 +63,12 @@ class Server:
         except (KeyboardInterrupt, errors.Stopped):  # in the head's own process: not the task's doing
             raise
         except BaseException as error:  # whatever a task raises is the head's to report
-            body = {"seconds": time.perf_counter() - begun, **_describe(error)}
+            body = {"seconds": time.perf_counter() - begun, **describe(error)}
             return Message(Kind.FAILED, message.number, wire.encode(body))
 
 
-def _describe(error: BaseException) -> dict[str, str]:
+def describe(error: BaseException) -> dict[str, str]:
+    """What is told of a task that raised."""
     # Frames of the serve loop say nothing to the user, so the traceback starts where the task does.
     below = error.__traceback__.tb_next if error.__traceback__ is not None else None
     trace = "".join(traceback.format_exception(type(error), error, below))

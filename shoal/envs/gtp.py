@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gymnasium
 
+from shoal.engines.functions import refuse_module
 from shoal.engines.parent import mortal
 from shoal.errors import EnvironmentFault
 
@@ -23,6 +24,7 @@ class Program:
     """A program that plays. It is started when it is first asked, and ends with this process at the latest."""
 
     def __init__(self, command: str, timeout: float) -> None:
+        refuse_module(__name__)  # a message that names a command is as good as one that runs it
         words = shlex.split(command)
         if not words:
             raise gymnasium.error.Error("the opponent must be random, gnugo or a command, not nothing")

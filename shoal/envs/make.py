@@ -15,7 +15,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from shoal.errors import EnvironmentFault, MissingExtra, UsageError
+from shoal.engines.functions import refuse_module
+from shoal.errors import EnvironmentFault, MissingExtra, ShoalError, UsageError
 from shoal.policies import heads
 from shoal.trees import Tree
 
@@ -60,6 +61,8 @@ def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
                 record.max_episode_steps = spec.max_episode_steps
             _calm(record)
             env = gymnasium.make(record, disable_env_checker=True, **spec.kwargs)
+    except ShoalError:
+        raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtra(f"{spec.id} needs a package that is not installed: {error}") from None
     except gymnasium.error.Error as error:
@@ -102,6 +105,8 @@ def registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
     """A copy of Gymnasium's own record of an environment."""
     module, plain = _module_and_id(spec.id)
     if module:
+        if module not in _REGISTERED_BY.values():
+            refuse_module(module)
         importlib.import_module(module)
     return copy.deepcopy(gymnasium.spec(plain))
 

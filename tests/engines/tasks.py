@@ -84,6 +84,14 @@ def hang_once(marker: str) -> str:
     return "survived"
 
 
+def until(running: str, go: str) -> str:
+    """Says that it runs, and waits until it may go on."""
+    Path(running).touch()
+    while not Path(go).exists():
+        time.sleep(0.01)
+    return "went"
+
+
 def leave_child(marker: str) -> int:
     """Starts a process that outlives a careless worker."""
     import subprocess

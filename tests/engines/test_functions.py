@@ -1,8 +1,10 @@
 import pytest
 
+from shoal.engines import functions
 from shoal.engines.functions import Functions, name_of
 from shoal.engines.wire import Kind, Message, encode
 from shoal.engines.worker import Server
+from shoal.envs.make import EnvSpec, make, registered
 from shoal.errors import NotNameable, UsageError
 from tests.engines import tasks
 
@@ -18,7 +20,39 @@ def test_only_allowed_modules() -> None:
         Functions().find("os:system")
     with pytest.raises(UsageError, match="may not run"):
         Functions(allow=["test"]).find("tests.engines.tasks:echo")
-    assert Functions().find("shoal.seeding:integer")
+    assert Functions().find("shoal.envs.make:describe")
+
+
+@pytest.mark.parametrize(
+    "name", ["shoal.mpirun:_run", "shoal.cli:main", "shoal.disk:write_file", "shoal.verify:_shoal"]
+)
+def test_not_all_of_shoal_is_a_task(name: str) -> None:
+    with pytest.raises(UsageError, match="may not run"):
+        Functions().find(name)
+
+
+def test_what_a_module_imports_is_not_its_own() -> None:
+    with pytest.raises(UsageError, match="only imports it"):
+        Functions(allow=["tests"]).find("tests.engines.tasks:Path")
+
+
+def test_modules_of_environments_must_be_allowed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_trusted", frozenset({"tests.envs"}))
+    with pytest.raises(UsageError, match=r"may not import tests\.toys.*--allow tests\.toys"):
+        registered(EnvSpec("tests.toys:Walk-v0"))
+    monkeypatch.setattr(functions, "_trusted", frozenset({"tests"}))
+    assert registered(EnvSpec("tests.toys:Walk-v0")).id == "Walk-v0"
+
+
+def test_a_program_to_play_against_must_be_allowed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_trusted", frozenset())
+    with pytest.raises(UsageError, match=r"--allow shoal\.envs\.gtp"):
+        make(EnvSpec("shoal/Go9x9-v0", {"opponent": "touch pwned"}))
+
+
+def test_own_tasks_exist() -> None:
+    for name in functions.OWN:
+        assert callable(Functions().find(name))
 
 
 def test_server_refuses_what_is_not_allowed() -> None:

@@ -1,0 +1,195 @@
+"""The redis engine beside processes: bytes on the wire, time per task, steps per second, and hundreds of workers.
+
+Server and workers run on this machine, so what the network would add is not in here; what crosses it is counted by the
+server itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+import shoal
+from shoal import bounds
+from shoal.bench import machine, rounds
+from shoal.bench.lanes import Sampler
+from shoal.bench.options import Options as Shared
+from shoal.bench.options import Say
+from shoal.bench.report import Report, counted, table, times
+from shoal.bench.sleepers import sleep
+from shoal.engines.base import Engine
+from shoal.engines.redis.rig import Rig
+from shoal.envs.make import EnvSpec, describe
+
+ENVS = ("LunarLander-v3", "HalfCheetah-v5")
+_TASKS = 500  # in a row, to see what one costs
+_POPULATION = 64  # tasks of an iteration that brings back one number each
+
+
+@dataclass(frozen=True)
+class Options(Shared):
+    """The redis engine beside processes."""
+
+    env: tuple[str, ...] = ENVS
+    """Environments."""
+    rounds: int = 9
+    """In each, both sides take their turn."""
+    seconds: float = 1.0
+    """How long a turn is."""
+    sleepers: int = 500
+    """Pretended workers that sleep for a second per task."""
+    naps: int = 20
+    """Tasks for each of them."""
+
+    QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:1], "rounds": 3, "seconds": 0.5, "naps": 5}
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, all of it."""
+        few = ["naps must be at least 3: neither the first nor the last is measured"] if self.naps < 3 else []
+        return super().problems() + bounds.problems(self, at_least_one=("sleepers",)) + few
+
+
+def run(options: Options, say: Say) -> Report:
+    """Measure, and report."""
+    rows = [_speed(env, options, say) for env in options.env]
+    rows += _tasks(options, say)
+    rows += [_bytes(machines, env, say) for env in ("", *options.env[:1]) for machines in (1, 2)]
+    rows.append(_sleepers(options, say))
+    notes = (
+        f"Steps per second: two workers, four lanes of 32 environments, networks of 64x64, fragments of 128 steps. "
+        f"Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest). Bytes: as the "
+        f"server counts them, for two workers; one iteration is {_POPULATION} numbers back for weights of "
+        f"{_weights().nbytes:,} bytes, or such a batch of lanes. Use: seconds slept beside workers times seconds "
+        f"passed. {machine.facts({})}"
+    )
+    return Report("redis", table(["what", "processes", "redis", "redis beside processes"], rows), notes)
+
+
+@contextlib.contextmanager
+def _both(workers: int) -> Iterator[dict[str, Engine]]:
+    with Rig(allow=["shoal.bench"]) as rig, contextlib.ExitStack() as stack:
+        rig.add_machine(workers)
+        rig.wait_for_workers(workers)
+        yield {
+            "processes": stack.enter_context(shoal.engine("processes", workers=workers)),
+            "redis": stack.enter_context(shoal.engine(rig.address, workers=workers)),
+        }
+
+
+def _speed(env: str, options: Options, say: Say) -> list[str]:
+    say(f"{env}: steps per second with 2 workers")
+    with _both(2) as engines:
+        samplers = {}
+        for name, engine in engines.items():
+            engine.map(describe, [EnvSpec(env).to_tree()] * 2)
+            samplers[name] = Sampler(engine, env, lanes=4, width=32, steps=128)
+        sides = {name: (lambda _, s=sampler: s.run(options.seconds)) for name, sampler in samplers.items()}
+        found = rounds.measure(sides, options.rounds, say)
+    columns = [counted(rounds.spread(rounds.numbers(found, side))) for side in sides]
+    return [f"{env}, steps/s", *columns, times(rounds.spread(rounds.ratios(found, "redis", "processes")))]
+
+
+def nothing(number: int) -> int:
+    """Task: what an engine costs when there is nothing to do."""
+    return number
+
+
+def _tasks(options: Options, say: Say) -> list[list[str]]:
+    """Microseconds for a task: of many at once, and of one alone there and back."""
+    say("time per task with 1 worker, in microseconds")
+
+    def many(engine: Engine) -> float:
+        begun = time.perf_counter()
+        engine.map(nothing, range(_TASKS))
+        return (time.perf_counter() - begun) / _TASKS * 1e6
+
+    def alone(engine: Engine) -> float:
+        begun = time.perf_counter()
+        for number in range(_TASKS // 5):
+            engine.submit(nothing, number).result()
+        return (time.perf_counter() - begun) / (_TASKS // 5) * 1e6
+
+    rows = []
+    with _both(1) as engines:
+        for what, measure in (("µs per task, many at once", many), ("µs per task, one after the other", alone)):
+            for engine in engines.values():
+                measure(engine)
+            sides = {name: (lambda _, e=engine, m=measure: m(e)) for name, engine in engines.items()}
+            found = rounds.measure(sides, options.rounds, say)
+            columns = [counted(rounds.spread(rounds.numbers(found, side))) for side in sides]
+            rows.append([what, *columns, times(rounds.spread(rounds.ratios(found, "redis", "processes")))])
+    return rows
+
+
+def _weights() -> np.ndarray:
+    return np.zeros(2**18, np.float32)  # a megabyte
+
+
+def score(number: int, weights: np.ndarray) -> float:
+    """Task: one number from weights, as an evolution strategy has it."""
+    return float(weights[number])
+
+
+def _bytes(machines: int, env: str, say: Say) -> list[str]:
+    """Bytes per iteration through the server, with two workers: of lanes, or of one number for each task."""
+    iterations = 10
+    with Rig(allow=["shoal.bench"]) as rig:
+        for _ in range(machines):
+            rig.add_machine(2 // machines)
+        rig.wait_for_workers(2)
+        with shoal.engine(rig.address, workers=2) as engine:
+            sampler = Sampler(engine, env, lanes=4, width=32, steps=128) if env else None
+
+            def iterate() -> None:
+                if sampler is not None:
+                    sampler.iterate()
+                else:
+                    engine.map(score, range(_POPULATION), engine.share(_weights()))
+
+            iterate()
+            before = _traffic(rig)
+            for _ in range(iterations):
+                iterate()
+            into, out = ((now - then) / iterations for now, then in zip(_traffic(rig), before, strict=True))
+    what = f"bytes per iteration, {env or 'numbers for weights'}, {machines} machine(s)"
+    say(f"{what}: {into:,.0f} into the server, {out:,.0f} out of it")
+    return [what, "", f"{into:,.0f} in, {out:,.0f} out", ""]
+
+
+def _traffic(rig: Rig) -> tuple[int, int]:
+    with rig.link() as link:
+        found: Any = link.info("stats")
+    return found["total_net_input_bytes"], found["total_net_output_bytes"]
+
+
+def _sleepers(options: Options, say: Say) -> list[str]:
+    count = options.sleepers
+    what = f"use of {count} workers with tasks of 1 s"
+    say(f"{what}, {options.naps} each")
+    with Rig() as rig:
+        command = [sys.executable, "-m", "shoal.bench.sleepers", rig.address, str(count)]
+        machine_ = subprocess.Popen(command)
+        try:
+            with shoal.engine(rig.address, workers=count) as engine:
+                futures = [engine.submit(sleep, 1.0) for _ in range(count * options.naps)]
+                marks = []
+                for done in (count, count * (options.naps - 1)):  # neither the start nor the end
+                    while engine.telemetry().tasks < done:
+                        time.sleep(0.005)
+                    marks.append((time.perf_counter(), engine.telemetry().busy_seconds))
+                (begun, before), (ended, after) = marks
+                use = (after - before) / ((ended - begun) * count)
+                for future in futures:
+                    future.result()
+        finally:
+            machine_.kill()
+            machine_.wait()
+    say(f"  {use:.3f}")
+    return [what, "", f"{use:.3f}", ""]

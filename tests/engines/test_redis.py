@@ -1,0 +1,263 @@
+"""Redis for real: the contract on a server and machines of its own, and what happens when each of them fails."""
+
+import os
+import pickle
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import shoal
+from shoal.engines import wire
+from shoal.engines.redis import fleet
+from shoal.engines.redis.envelope import Header, Refusals, seal
+from shoal.engines.redis.rig import Rig
+from shoal.engines.wire import Kind
+from shoal.rundir import RunDir
+from tests.engines import tasks
+from tests.engines.contract import WorkersContract
+from tests.engines.proxy import Proxy
+from tests.test_cli import SMALL, start
+from tests.test_cli import shoal as cli
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def digests(cwd: Path, name: str) -> list[str]:
+    return [line["digest"] for line in RunDir(cwd / "runs" / name).metrics()]
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    """Two machines with three workers."""
+    with Rig(allow=["tests"]) as own:
+        own.add_machine(2)
+        own.add_machine(1)
+        own.wait_for_workers(3)
+        yield own
+        children = [child for machine in own.machines for child in psutil.Process(machine.pid).children()]
+        assert children
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers() -> Iterator[None]:
+    """Instead of the one for all tests: here machines outlive a test, with ever new workers."""
+    before = psutil.Process().children()
+    yield
+    assert len(psutil.Process().children()) <= len(before)
+
+
+class TestRedis(WorkersContract):
+    @pytest.fixture(autouse=True)
+    def _on(self, rig: Rig) -> None:
+        self.rig = rig
+
+    def make(self, **options: Any) -> shoal.Engine:
+        return shoal.engine(self.rig.address, **options)
+
+
+# What may be lost on the way -----------------------------------------------------------------------------------
+
+
+def started(marker: Path) -> None:
+    """Wait until a task of `tasks.until` is running."""
+    until(marker.exists)
+
+
+def test_server_that_is_killed_and_comes_back(rig: Rig, tmp_path: Path) -> None:
+    with shoal.engine(rig.address) as engine:
+        values = engine.share(np.ones(10))
+        assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
+        futures = [engine.submit(tasks.until, str(tmp_path / f"on{i}"), str(tmp_path / "go")) for i in range(2)]
+        for i in range(2):
+            started(tmp_path / f"on{i}")
+        rig.restart_server()
+        (tmp_path / "go").touch()
+        assert [future.result(60) for future in futures] == ["went", "went"]
+        assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0], "shared values are sent again"
+        assert engine.telemetry().lost_workers == 0, "nobody is to blame"
+
+
+def test_server_that_forgets_everything(rig: Rig, tmp_path: Path) -> None:
+    with shoal.engine(rig.address) as engine:
+        values = engine.share(np.ones(10))
+        assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
+        for turn in range(4):  # more often than a task may lose workers by its own fault
+            future = engine.submit(tasks.until, str(tmp_path / f"on{turn}"), str(tmp_path / f"go{turn}"))
+            started(tmp_path / f"on{turn}")
+            with rig.link() as link:
+                link.flushall()
+            (tmp_path / f"go{turn}").touch()
+            assert future.result(60) == "went"
+        assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
+
+
+def test_machine_that_is_killed_or_frozen(tmp_path: Path) -> None:
+    with Rig(allow=["tests"]) as rig:
+        rig.add_machine(1)
+        with shoal.engine(rig.address, 1, lease=2.0) as engine:
+            for number, signal_ in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+                future = engine.submit(tasks.until, str(tmp_path / f"on{number}"), str(tmp_path / f"go{number}"))
+                started(tmp_path / f"on{number}")
+                rig.machines[number].send_signal(signal_)
+                rig.add_machine(1)
+                (tmp_path / f"go{number}").touch()
+                assert future.result(60) == "went"
+            rig.machines[1].send_signal(signal.SIGCONT)
+            rig.wait(lambda machines: sum(bool(slot.run) for machine in machines for slot in machine.slots) == 2)
+            assert engine.map(tasks.add, range(20), 1) == list(range(1, 21)), (
+                "it came back, and its old answers are void"
+            )
+
+
+@pytest.mark.parametrize("who", ["head", "machine"])
+def test_black_hole(who: str, tmp_path: Path) -> None:
+    with Rig(allow=["tests"], timeout=1.0) as rig:
+        proxy = Proxy(rig.local.address.port)
+        through = rig.address.replace(f":{rig.local.address.port}", f":{proxy.port}")
+        try:
+            rig.add_machine(1, address=through if who == "machine" else None)
+            address = through if who == "head" else rig.address
+            with shoal.engine(address, 1, lease=3.0, timeout=1.0) as engine:
+                future = engine.submit(tasks.until, str(tmp_path / "on"), str(tmp_path / "go"))
+                started(tmp_path / "on")
+                proxy.hole.set()
+                (tmp_path / "on").unlink()
+                if who == "machine":
+                    rig.add_machine(1)
+                    started(tmp_path / "on")  # elsewhere
+                    (tmp_path / "go").touch()
+                    assert future.result(60) == "went"
+                else:
+                    rig.wait(lambda machines: not any(slot.run for machine in machines for slot in machine.slots))
+                proxy.hole.clear()
+                (tmp_path / "go").touch()
+                assert future.result(60) == "went"
+                workers = 2 if who == "machine" else 1
+                rig.wait(lambda machines: sum(bool(s.run) for m in machines for s in m.slots) == workers)
+                assert engine.map(tasks.add, range(20), 1) == list(range(1, 21))
+        finally:
+            proxy.close()
+
+
+def test_waits_for_workers_and_says_what_to_type(caplog: pytest.LogCaptureFixture) -> None:
+    with Rig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
+        made: Queue[shoal.Engine] = Queue()
+        head = threading.Thread(target=lambda: made.put(shoal.engine(rig.address, 2)))
+        head.start()
+        rig.add_machine(1)
+        until(lambda: "waiting for workers: 1 of 2 are here" in caplog.text)
+        assert f"shoal worker --redis '{rig.address}'" in caplog.text
+        assert made.empty()
+        rig.add_machine(1)
+        head.join(60)
+        with made.get(timeout=1) as engine:
+            assert engine.workers == 2
+            until(lambda: "2 worker(s) on 2 machine(s)" in caplog.text)
+
+
+def test_worker_with_other_arithmetic_is_refused_and_the_others_work(caplog: pytest.LogCaptureFixture) -> None:
+    with Rig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
+        rig.add_machine(1, OPENBLAS_CORETYPE="Nehalem")
+        with shoal.engine(rig.address) as engine:
+            future = engine.submit(tasks.echo, 1)
+            (machine,) = rig.wait(lambda machines: any(machine.refused_by for machine in machines))
+            assert "canary" in str(machine.refused_by)
+            assert not future.done()
+            until(lambda: "would not compute the same bits" in caplog.text)
+            assert caplog.text.count("would not compute") == 1
+            code, out, _ = cli("redis", "status", "--redis", rig.address, cwd=rig.local.folder)
+            assert code == 0
+            assert "canary: head" in out
+            rig.add_machine(1)
+            assert future.result(60) == 1
+
+
+def test_two_heads_share_four_workers(tmp_path: Path) -> None:
+    words = [word for word in SMALL if not word.startswith("--workers")]
+
+    def begin(seed: int, engine: str, name: str) -> "subprocess.Popen[str]":
+        train = ["train", "trpo", "tests.toys:Walk-v0", *words, "--iterations=8", f"--seed={seed}", "--no-tensorboard"]
+        return start(*train, f"--engine={engine}", f"--name={name}{seed}", cwd=tmp_path)
+
+    with Rig(allow=["tests"]) as rig:
+        rig.add_machine(2)
+        rig.add_machine(2)
+        heads = [begin(seed, rig.address, "shared") for seed in (1, 2)]
+        rig.wait(lambda machines: len({slot.run for machine in machines for slot in machine.slots if slot.run}) == 2)
+        heads += [begin(seed, "serial", "alone") for seed in (1, 2)]
+        for head in heads:
+            out, err = head.communicate(timeout=100)
+            assert head.returncode == 0, out + err
+    for seed in (1, 2):
+        assert digests(tmp_path, f"shared{seed}") == digests(tmp_path, f"alone{seed}")
+
+
+# Whom to believe -----------------------------------------------------------------------------------------------
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+def hostile(rig: Rig, run: fleet.Run, machine: fleet.Machine, evil: str) -> list[bytes]:
+    """Messages for a worker of a run, none of which a head would send."""
+    number = machine.slots[0].number
+    name = fleet.outbox(machine.id)
+    serials = iter(range(10**9, 2 * 10**9))
+
+    def message(kind: int, frame: bytes = b"", number: int = number, ticket: int = 0, **other: Any) -> bytes:
+        parts = {"run": run.id, "epoch": run.epoch, "machine": machine.id, "worker": number, "serial": next(serials)}
+        return seal(b"", name, Header(**parts | other, kind=kind, number=ticket), frame)
+
+    random = np.random.default_rng(0)
+    system = bytes(wire.encode(("os:system", [f"touch {evil}"])))
+    found = [random.bytes(size) for size in (0, 1, 39, 40, 41, 100, 10_000)]
+    found += [pickle.dumps(Evil()), seal(b"", name, {"run": 1}), seal(b"", name, [run.id] * 7), seal(b"", name, None)]
+    found += [b"shr1" + bytes(32) + b"\xff\xff\xff\x7f" + random.bytes(100)]  # a header of 2 GB
+    found += [message(kind, frame) for kind in range(40) for frame in (b"", random.bytes(30), pickle.dumps(Evil()))]
+    found += [message(Kind.TASK, system), message(Kind.WELCOME, bytes(wire.encode({"allow": None, "path": [evil]})))]
+    found += [message(Kind.TASK, system)]
+    found += [
+        message(Kind.TASK, bytes(wire.encode((name, [["touch", evil]])))) for name in ("shoal.mpirun:_run", "x:y")
+    ]
+    found += [
+        message(Kind.TASK, bytes(wire.encode(bad))) for bad in (None, ["os:system"], {"a": 1}, (1, 2, 3), (1, []))
+    ]
+    return found
+
+
+def test_hostile_messages_are_refused_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    evil = tmp_path / "pwned"
+    with Rig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
+        rig.add_machine(1)
+        with shoal.engine(rig.address, 1) as engine:
+            assert engine.map(tasks.echo, [1, 2]) == [1, 2]
+            (machine,) = rig.wait(lambda machines: any(slot.run for machine in machines for slot in machine.slots))
+            with rig.link() as link:
+                (run,) = fleet.Fleet(link, b"", Refusals()).runs()
+                messages = hostile(rig, run, machine, str(evil))
+                link.rpush(fleet.outbox(machine.id), *messages)
+                link.rpush(fleet.inbox(run.id, run.epoch), *messages)
+                link.set(fleet.run_key("evil"), pickle.dumps(Evil()))
+                link.sadd(fleet.RUNS, "evil", b"\xff\xfe")
+            rig.wait(lambda machines: any(machine.refusals > 20 for machine in machines))
+            assert engine.map(tasks.add, range(50), 1) == list(range(1, 51)), "and work goes on"
+            assert 1 <= caplog.text.count("refused a message") <= 12, "each kind is said once"
+    assert not evil.exists()
+    assert not Path("pwned").exists()
