@@ -22,6 +22,7 @@ PARTS = {
     "engines": ("engines", "what each engine adds to a task, and training on it beside processes"),
     "es": ("es", "evolution strategies beside the bare environment, EvoTorch and Ray tasks; the head's cost"),
     "learn": ("learn", "scores of the presets over seeds, beside published ones"),
+    "ray": ("ray", "TRPO on Ray beside processes; Pong from RAM, serial and parallel"),
     "redis": ("redis", "the redis engine beside processes: steps, time per task, bytes, hundreds of workers"),
     "startup": ("startup", "time to the first environment step, and a worker's memory"),
 }

@@ -130,7 +130,11 @@ class Processes:
         self._write_all()
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY
-            events += [Heard(p.number) for p in self._processes.values() if p.joined and not _is_stopped(p.popen.pid)]
+            events += [
+                Heard(p.number)
+                for p in self._processes.values()
+                if p.joined and process_state(p.popen.pid) not in ("T", "t")
+            ]
         return events
 
     def _start(self) -> None:
@@ -294,12 +298,12 @@ def python_path() -> str:
     return os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal; False where there is no process table to read."""
+def process_state(pid: int) -> str:
+    """The kernel's letter for what a process does (T: stopped by a signal); "" where there is none, or no table."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 def _cannot_start(reason: str) -> EngineError:
