@@ -33,6 +33,7 @@ from shoal.lanes import Answer
 from shoal.policies.policy import Policy
 from shoal.records import episode_seed
 from shoal.rundir import RunDir
+from shoal.settings import Settings
 from shoal.trees import Tree
 
 log = logging.getLogger("shoal.replay")
@@ -241,7 +242,7 @@ def _checkpoint(folder: RunDir, iteration: int) -> tuple[int, Tree | None]:
 
 
 def _steps(
-    record: dict[str, Any], settings: run.Settings, config: Any, engine: Recorder, first: int, state: Tree | None
+    record: dict[str, Any], settings: Settings, config: Any, engine: Recorder, first: int, state: Tree | None
 ) -> Iterator[tuple[int, Step]]:
     """Every iteration after `first`; where the run was resumed with a new goal, this is too."""
     ends = run.schedule_ends(record, config)

@@ -17,7 +17,9 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -265,3 +267,19 @@ def _read(folder: Path) -> tuple[int, Tree]:
     if hashlib.sha256(blob).hexdigest() != manifest["sha256"]:
         raise ValueError("state.safetensors is damaged (sha256 differs)")
     return manifest["iteration"], unflatten(manifest["plain"] | safetensors.numpy.load(blob))
+
+
+def resume_command(run: RunDir) -> str:
+    """What to type to go on with a run."""
+    return f"{program()} resume {run.name}{on_runs(run)}"
+
+
+def program() -> str:
+    """How to call Shoal from the shell that this was started from: it may live in a virtualenv that is not active."""
+    started_as = Path(sys.argv[0])
+    return str(started_as) if started_as.name == "shoal" and shutil.which("shoal") is None else "shoal"
+
+
+def on_runs(run: RunDir) -> str:
+    """The flag that names the folder of a run, where it is not the usual one."""
+    return "" if run.path.parent == Path("runs") else f" --runs {run.path.parent}"

@@ -24,6 +24,7 @@ from shoal.engines.redis import faults
 from shoal.engines.redis.rig import Rig
 from shoal.errors import UsageError
 from shoal.rundir import RunDir
+from shoal.settings import Settings
 from shoal.track import Tracker
 
 _DEADLINE = 600.0  # seconds for a head that is to be killed to get that far
@@ -84,9 +85,7 @@ def ways(chosen: Sequence[tuple[str, int | None]], kill_workers: bool, kill_head
     return plain + killed * kill_workers + resumed * kill_head
 
 
-def verify(
-    algo: str, settings: run.Settings, config: Any, todo: Sequence[Way], report: Callable[[Outcome], None]
-) -> str:
+def verify(algo: str, settings: Settings, config: Any, todo: Sequence[Way], report: Callable[[Outcome], None]) -> str:
     """Run every way; an empty string if all digests are equal, or the first difference in words."""
     reference: Outcome | None = None
     with tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder:
@@ -108,7 +107,7 @@ def verify(
     return ""
 
 
-def _runner(way: Way) -> Callable[[str, run.Settings, Any, Way, Rig | None], int]:
+def _runner(way: Way) -> Callable[[str, Settings, Any, Way, Rig | None], int]:
     if way.then is not None:
         return _with_killed_head
     return _under_mpirun if way.engine == "mpi" else _in_this_process
@@ -133,7 +132,7 @@ def _address(engine: str, rig: Rig | None) -> str:
     return rig.address if engine == "redis" and rig is not None else engine
 
 
-def _in_this_process(algo: str, settings: run.Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _in_this_process(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
     quiet = Console(quiet=True)
     options = {"lease": faults.LEASE} if rig is not None and way.fault else {}
     with contextlib.ExitStack() as stack:
@@ -176,7 +175,7 @@ def _kill_one(engine: Engine, tasks_before: int) -> None:
         os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
 
 
-def _under_mpirun(algo: str, settings: run.Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _under_mpirun(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
     """Train in a job of its own; with the fault, kill its last rank half-way and see it start again."""
     folder = RunDir(Path(settings.runs) / str(settings.name))
     with _training(algo, settings, config) as head:
@@ -187,7 +186,7 @@ def _under_mpirun(algo: str, settings: run.Settings, config: Any, way: Way, rig:
     return 1 if way.fault else 0
 
 
-def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _with_killed_head(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
     """Train in a process of its own, kill it without warning in the middle, and resume here."""
     folder = RunDir(Path(settings.runs) / str(settings.name))
     with _training(algo, settings, config) as head:
@@ -217,7 +216,7 @@ def _with_killed_head(algo: str, settings: run.Settings, config: Any, way: Way, 
     return 0
 
 
-def _training(algo: str, settings: run.Settings, config: Any) -> subprocess.Popen[str]:
+def _training(algo: str, settings: Settings, config: Any) -> subprocess.Popen[str]:
     return _shoal(["train", algo, settings.env, *flags(settings), *flags(config)])
 
 
@@ -226,7 +225,7 @@ def _shoal(words: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def _wait_for_half(folder: RunDir, settings: run.Settings, head: subprocess.Popen[str]) -> None:
+def _wait_for_half(folder: RunDir, settings: Settings, head: subprocess.Popen[str]) -> None:
     half = (settings.iterations or 2) // 2
     if half < 1:
         head.kill()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal import algos, learner, presets
-from shoal.run import Settings
+from shoal.settings import Settings
 from tests.test_cli import shoal
 
 learner.start(1)

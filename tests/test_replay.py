@@ -20,6 +20,7 @@ from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec, make
 from shoal.errors import UsageError
 from shoal.rundir import RunDir
+from shoal.settings import Settings
 from tests import toys
 from tests.test_lanes import WALK, head_side, policy_for
 
@@ -38,7 +39,7 @@ def trained(root: Path, algo: str, config: dict[str, Any], env: str = "tests.toy
     with SerialEngine() as engine:
         run.train(
             algo,
-            run.Settings(env, engine="serial", **chosen),
+            Settings(env, engine="serial", **chosen),
             algos.load(algo).Config(**config),
             engine=engine,
             console=Console(quiet=True),

@@ -10,7 +10,7 @@ from shoal import rollout
 from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import UsageError
-from shoal.run import Settings
+from shoal.settings import Settings
 from shoal.trees import Tree, digest
 from tests.test_cli import shoal
 from tests.test_lanes import forget_everything, head_side, policy_for

@@ -17,7 +17,7 @@ from shoal.cli.parsing import algorithm, console, parse, say
 from shoal.errors import Stopped, UsageError
 
 if TYPE_CHECKING:
-    from shoal.run import Result
+    from shoal.loop import Result
 
 
 def train(words: list[str]) -> int:
@@ -69,6 +69,7 @@ def resume(words: list[str]) -> int:
     wanted = parse(Resume, words, "resume")
     from shoal import run
     from shoal.rundir import RunDir
+    from shoal.settings import Settings
 
     changes = {key: getattr(wanted, key) for key in ("steps", "iterations", "engine", "workers")}
     changes = {key: value for key, value in changes.items() if value is not None}
@@ -78,7 +79,7 @@ def resume(words: list[str]) -> int:
         changes.setdefault("iterations", None)
     out = console()
     found = RunDir.find(Path(wanted.runs), wanted.run)
-    settings = run.Settings(**found.config()["settings"] | changes)
+    settings = Settings(**found.config()["settings"] | changes)
     if _needs_mpirun(settings.engine):
         from shoal import mpirun
 
@@ -89,7 +90,7 @@ def resume(words: list[str]) -> int:
 
 def _watch(out: Console, go: Callable[[], Result]) -> int:
     """Run to the end, or to a signal; then say what there is now and what to type next."""
-    from shoal.run import on_runs, program, resume_command
+    from shoal.rundir import on_runs, program, resume_command
 
     try:
         result = go()

@@ -29,7 +29,7 @@ def check_env(words: list[str]) -> int:
     """Check an environment."""
     wanted = parse(CheckEnv, words, "check-env")
     from shoal.envs.check import check
-    from shoal.run import Settings
+    from shoal.settings import Settings
 
     settings = Settings(wanted.env, env_kwargs=wanted.env_kwargs, max_episode_steps=wanted.max_episode_steps)
     problems = settings.problems()

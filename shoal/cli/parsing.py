@@ -58,7 +58,7 @@ def table(out: Console, rows: Sequence[Sequence[str]]) -> None:
 def algorithm(command: str, words: list[str], extra: type[Any] | None = None) -> tuple[str, Any]:
     """The algorithm's name, and its settings parsed into an object with `settings`, `config` and maybe `extra`."""
     from shoal import algos
-    from shoal.run import Settings
+    from shoal.settings import Settings
 
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: shoal {command} ALGORITHM ENVIRONMENT [--setting value ...]\n")

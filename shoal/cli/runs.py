@@ -129,7 +129,7 @@ def replay(words: list[str]) -> int:
 
 def _play(out: Console, wanted: Replay, run: RunDir, again: Again, episode: Episode) -> int:
     from shoal import replay as replaying
-    from shoal.run import on_runs, program
+    from shoal.rundir import on_runs, program
 
     say(
         out,
@@ -207,7 +207,7 @@ def list_runs(words: list[str]) -> int:
 
 
 def _row(run: RunDir) -> list[str]:
-    from shoal.run import Settings
+    from shoal.settings import Settings
 
     try:
         record, lines = run.config(), run.metrics()

@@ -22,6 +22,7 @@ from shoal.engines.lent import LentEngine
 from shoal.engines.parent import die_with_parent
 from shoal.errors import ShoalError, Stopped, problem_list
 from shoal.rundir import RunDir
+from shoal.settings import Settings
 
 _EVERY = 0.5  # seconds between words on progress
 
@@ -47,7 +48,7 @@ class _Progress:
 
 def learn(job: dict[str, Any], engine: LentEngine) -> None:
     """Begin a run, or go on with it, up to its goal."""
-    settings = run.Settings(**job["settings"])
+    settings = Settings(**job["settings"])
     found = RunDir(Path(settings.runs) / str(settings.name))
     options: dict[str, Any] = {"engine": engine, "trackers": [_Progress()], "console": Console(quiet=True)}
     if found.config_file.is_file():

@@ -21,8 +21,8 @@ from shoal import algos, bounds, engines, presets
 from shoal.envs.make import EnvSpec, check_id, registered
 from shoal.errors import ShoalError, UsageError
 from shoal.lanes import KEEP_RUNS
-from shoal.run import Settings
 from shoal.rundir import RunDir, check_name
+from shoal.settings import Settings
 
 _TASK = ("env", "env_kwargs", "max_episode_steps", "vector")
 """Settings that must be equal for all, or it would not be one task."""

@@ -203,7 +203,7 @@ CLUSTER = """
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         config = trpo.Config(batch_steps=256, lanes=4, width=2, hidden=(8,), value_epochs=1)
-        settings = run.Settings("tests.toys:Walk-v0", iterations=8, name="elastic", tensorboard=False, engine="ray")
+        settings = Settings("tests.toys:Walk-v0", iterations=8, name="elastic", tensorboard=False, engine="ray")
         with RayEngine() as engine:
             comings = Comings(engine, cluster)
             run.train("trpo", settings, config, engine=engine, trackers=[comings], console=Console(quiet=True))
