@@ -93,7 +93,7 @@ class Population:
     def evaluate(self, weights: Shared, plan: Plan, members: Members) -> Outcome:
         """Evaluate all members."""
         futures, starts = [], [0]
-        for lane, size in enumerate(shares(len(members.seeds), self.lanes)):
+        for lane, size in enumerate(shares(len(members.seeds), self.lanes, min(self.width, FEW))):
             here = slice(starts[-1], starts[-1] + size)
             starts.append(here.stop)
             place = self._place | {"lane": lane, "width": min(self.width, size)}
@@ -115,13 +115,17 @@ class Population:
         )
 
 
-def shares(count: int, lanes: int) -> list[int]:
-    """How many of `count` members each lane gets: the first ones three times as many as the last ones.
+FEW = 4
+"""Fewer members are not worth a task: those in a lane share what a step costs beside the environment."""
 
-    So whoever is done early finds a short task left, and nobody waits long for the last one, with any number of
-    workers.
+
+def shares(count: int, lanes: int, least: int) -> list[int]:
+    """How many of `count` members each of at most so many lanes gets: at least so many on average, and the first lanes
+    three times as many as the last.
+
+    So whoever is done early finds a short task left, and nobody waits long for the last one, however many there are.
     """
-    lanes = min(lanes, count)
+    lanes = max(1, min(lanes, count // least))
     ends = [round(count * (1.5 * done - 0.5 * done**2)) for done in np.linspace(0, 1, lanes + 1).tolist()]
     return [size for size in np.diff(ends).tolist() if size]
 

@@ -38,7 +38,8 @@ class SearchConfig:
     score_episodes: int = 8
     """Episodes in each generation of the policy that the search has arrived at, for its score. Not learned from."""
     lanes: int = 8
-    """Tasks that a generation is cut into; at most this many workers are busy. Part of the result."""
+    """Tasks that a generation is cut into, at most, and with at least 4 policies in each unless `width` is less; so
+    many workers are busy. Part of the result."""
     width: int = 16
     """Policies of a lane that are evaluated together."""
     hidden: tuple[int, ...] = ()

@@ -187,7 +187,8 @@ class Gaussian:
     def to_env(self, actions: np.ndarray) -> list[Any]:
         """What `env.step` takes, for each row of actions."""
         low, high = self._bounds
-        return list(actions.clip(low, high).reshape(-1, *self.shape).astype(self.dtype, copy=False))
+        cut = np.minimum(np.maximum(actions, low), high)  # `clip` takes twice as long where caches are cold, as here
+        return list(cut.reshape(-1, *self.shape).astype(self.dtype, copy=False))
 
     @functools.cached_property
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:

@@ -114,6 +114,7 @@ class Policy:
         network, head = self.network, self.head
         layers, free = network.layers(params), params[..., params.shape[-1] - head.free :]
         stacked = params.ndim == 2
+        rooms = [np.empty((len(params), 1, size), np.float32) for size in self.hidden] if stacked else ()
         if "epsilon" in weights:
             free = weights["epsilon"][lane % len(weights["epsilon"])]
 
@@ -121,7 +122,12 @@ class Policy:
             x = self.features(observations, mean, scale)
             if stacked:  # one product for each row, because each has a matrix of its own
                 x, memory = x[:, None], memory[:, None]
-            out = network.step(layers, x, memory) if isinstance(network, Recurrent) else network.apply(layers, x)
+            if isinstance(network, Recurrent):
+                out = network.step(layers, x, memory)
+            elif isinstance(network, MLP):
+                out = network.apply(layers, x, rooms)
+            else:
+                out = network.apply(layers, x)
             return head.sample(out[:, 0] if stacked else out, free, noise)
 
         return act

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Any
 
+import ray
+import torch
 from evotorch.algorithms import PGPE
 from evotorch.neuroevolution import GymNE
 
@@ -21,9 +23,10 @@ def main(job: dict[str, Any]) -> None:
     """Search until the process is ended."""
     sizes = ["obs_length", *map(str, job["hidden"]), "act_length"]
     layers = [f"Linear({inputs}, {outputs})" for inputs, outputs in itertools.pairwise(sizes)]
-    problem = GymNE(
-        job["env"], " >> Tanh() >> ".join(layers), num_actors=job["actors"] or None, num_episodes=1, seed=job["seed"]
-    )
+    torch.manual_seed(job["seed"])
+    if job["actors"]:
+        ray.init(address="local", num_cpus=job["actors"], include_dashboard=False, log_to_driver=False)
+    problem = GymNE(job["env"], " >> Tanh() >> ".join(layers), num_actors=job["actors"] or None, num_episodes=1)
     search = PGPE(
         problem, popsize=job["population"], center_learning_rate=1e-12, stdev_learning_rate=0.0, stdev_init=0.05
     )

@@ -63,7 +63,7 @@ def evaluate(name: str, sizes: list[int], centre: Any, seeds: list[int]) -> list
 
 def main(job: dict[str, Any]) -> None:
     """Search until the process is ended."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     env: Any = gymnasium.make(job["env"])
     space = env.action_space
     outputs = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else space.shape[0]
