@@ -281,7 +281,7 @@ def _drive(
         end = schedule_end(settings, config)
         steps = module.train(config, settings.env_spec, engine, settings.seed, end, state)
         # An engine with workers elsewhere has cores elsewhere, which nobody here knows.
-        cores = available_cores() if isinstance(engine, SerialEngine | ProcessesEngine) else engine.workers
+        cores = available_cores() if isinstance(engine, SerialEngine | ProcessesEngine) else None
         usage = Usage(engine.workers, config.lanes, cores)
         loop = _Loop(run, settings, engine, [*own, *trackers], usage)
         return loop.drive(steps, iteration)
@@ -351,6 +351,7 @@ class _Loop:
         busy = telemetry.busy_seconds - self.busy_before
         idle = 1.0 - busy / (wall * self.engine.workers)
         self.marked_at, self.busy_before = now, telemetry.busy_seconds
+        self.usage.workers = self.engine.workers  # there may be others now
         if self.last is not None:  # the first iteration starts workers and compiles
             sampling, learning = step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"]
             self.usage.add(sampling, learning, busy, step.metrics.get("time/overlap_seconds", 0.0))
