@@ -11,7 +11,8 @@ class Usage:
 
     workers: int
     lanes: int
-    cores: int
+    own_cores: int | None
+    """Cores that the workers share; None where each has its own, elsewhere."""
     sampling: float = 0.0
     """Seconds in which samples were on their way."""
     learning: float = 0.0
@@ -27,6 +28,11 @@ class Usage:
         self.learning += learning
         self.busy += busy
         self.overlap += overlap
+
+    @property
+    def cores(self) -> int:
+        """Cores that there are for workers."""
+        return self.own_cores or self.workers
 
     @property
     def useful(self) -> int:

@@ -90,6 +90,7 @@ class Loop:
         busy = telemetry.busy_seconds - self.busy_before
         idle = 1.0 - busy / (wall * self.engine.workers)
         self.marked_at, self.busy_before = now, telemetry.busy_seconds
+        self.usage.workers = self.engine.workers  # there may be others now
         if self.last is not None:  # the first iteration starts workers and compiles
             sampling, learning = step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"]
             self.usage.add(sampling, learning, busy, step.metrics.get("time/overlap_seconds", 0.0))

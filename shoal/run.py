@@ -200,7 +200,7 @@ def _drive(
         config = started(run, config)
         steps = module.train(config, settings.env_spec, engine, settings.seed, end, state)
         # An engine with workers elsewhere has cores elsewhere, which nobody here knows.
-        cores = available_cores() if isinstance(engine, SerialEngine | ProcessesEngine) else engine.workers
+        cores = available_cores() if isinstance(engine, SerialEngine | ProcessesEngine) else None
         usage = Usage(engine.workers, config.lanes, cores)
         loop = Loop(run, settings, engine, [*own, *trackers], usage)
         return loop.drive(steps, iteration)

@@ -170,26 +170,30 @@ def _traffic(rig: Rig) -> tuple[int, int]:
 
 
 def _sleepers(options: Options, say: Say) -> list[str]:
-    count = options.sleepers
-    what = f"use of {count} workers with tasks of 1 s"
+    what = f"use of {options.sleepers} workers with tasks of 1 s"
     say(f"{what}, {options.naps} each")
+    share = use(options.sleepers, options.naps, 1.0)
+    say(f"  {share:.3f}")
+    return [what, "", f"{share:.3f}", ""]
+
+
+def use(count: int, naps: int, seconds: float) -> float:
+    """Share of the time in which pretended workers sleep, each `naps` times; neither the start nor the end counts."""
     with Rig() as rig:
         command = [sys.executable, "-m", "shoal.bench.sleepers", rig.address, str(count)]
-        machine_ = subprocess.Popen(command)
+        sleepers = subprocess.Popen(command)
         try:
             with shoal.engine(rig.address, workers=count) as engine:
-                futures = [engine.submit(sleep, 1.0) for _ in range(count * options.naps)]
+                futures = [engine.submit(sleep, seconds) for _ in range(count * naps)]
                 marks = []
-                for done in (count, count * (options.naps - 1)):  # neither the start nor the end
+                for done in (count, count * (naps - 1)):
                     while engine.telemetry().tasks < done:
                         time.sleep(0.005)
                     marks.append((time.perf_counter(), engine.telemetry().busy_seconds))
-                (begun, before), (ended, after) = marks
-                use = (after - before) / ((ended - begun) * count)
                 for future in futures:
                     future.result()
         finally:
-            machine_.kill()
-            machine_.wait()
-    say(f"  {use:.3f}")
-    return [what, "", f"{use:.3f}", ""]
+            sleepers.kill()
+            sleepers.wait()
+    (begun, before), (ended, after) = marks
+    return (after - before) / ((ended - begun) * count)

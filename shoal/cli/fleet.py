@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,13 +62,10 @@ def worker(words: list[str]) -> int:
     problems = bounds.problems(wanted, at_least_one=("workers",), above_zero=("timeout",))
     if problems:
         raise UsageError(problems)
-    out = console()
-    server = wanted.find()
-    count = wanted.workers or available_cores()
+    console()
+    machine = Supervisor(wanted.find(), wanted.workers or available_cores(), wanted.allow, wanted.timeout)
     with interrupts.listening():
-        Supervisor(server, count, wanted.allow, wanted.timeout).serve()
-    say(out, "done")
-    return 0
+        machine.serve()
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def _status(words: list[str]) -> int:
     from shoal.engines.redis.envelope import Refusals
 
     out = console()
-    with _link(server) as link:
+    with _connected(server) as link:
         records = fleet.Fleet(link, server.key, Refusals())
         machines, runs = records.machines(), records.runs()
         ages = {machine.id: fleet.LEASE - int(link.pttl(fleet.machine_key(machine.id))) / 1000 for machine in machines}
@@ -170,24 +168,20 @@ def _status(words: list[str]) -> int:
     return 0
 
 
-class _link:  # noqa: N801 - a context, used as a verb
+@contextlib.contextmanager
+def _connected(server: Address) -> Iterator[redis_py.Redis]:
     """A connection for a command, whose failure is said in words."""
+    import redis as redis_py
 
-    def __init__(self, server: Address) -> None:
-        self._server = server
-        self._redis = server.open(5.0)
+    from shoal.engines.redis.address import cannot_reach
 
-    def __enter__(self) -> redis_py.Redis:
-        return self._redis
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        import redis as redis_py
-
-        from shoal.engines.redis.address import cannot_reach
-
-        self._redis.close()
-        if isinstance(error, redis_py.RedisError | OSError):
-            raise UsageError(cannot_reach(self._server, error)) from None
+    link = server.open(5.0)
+    try:
+        yield link
+    except (redis_py.RedisError, OSError) as error:
+        raise UsageError(cannot_reach(server, error)) from None
+    finally:
+        link.close()
 
 
 @dataclass(frozen=True)
@@ -200,7 +194,7 @@ def _flush(words: list[str]) -> int:
     from shoal.engines.redis.local import flush
 
     out = console()
-    with _link(server) as link:
+    with _connected(server) as link:
         say(out, f"{flush(link)} keys removed from {server.url}; workers go back to waiting")
     return 0
 

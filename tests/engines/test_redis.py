@@ -93,7 +93,7 @@ def test_server_that_is_killed_and_comes_back(rig: Rig, tmp_path: Path) -> None:
 
 
 def test_server_that_forgets_everything(rig: Rig, tmp_path: Path) -> None:
-    with shoal.engine(rig.address) as engine:
+    with shoal.engine(rig.address, 3) as engine:
         values = engine.share(np.ones(10))
         assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
         for turn in range(4):  # more often than a task may lose workers by its own fault
@@ -104,6 +104,23 @@ def test_server_that_forgets_everything(rig: Rig, tmp_path: Path) -> None:
             (tmp_path / f"go{turn}").touch()
             assert future.result(60) == "went"
         assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
+
+
+def test_what_the_server_forgets_on_the_way_is_sent_again(rig: Rig) -> None:
+    with shoal.engine(rig.address, 3) as engine:
+        for machine in rig.machines:
+            machine.send_signal(signal.SIGSTOP)
+        with rig.link() as link:
+            lists = [fleet.outbox(machine.id) for machine in rig.fleet()]
+            for name in lists:
+                link.rpush(name, *[b"in the way"] * 1000)  # a machine that was waiting is given some of these at once
+            before = sum(map(link.llen, lists))
+            futures = [engine.submit(tasks.echo, number) for number in range(6)]
+            until(lambda: sum(map(link.llen, lists)) >= before + 3)
+            link.flushall()
+        for machine in rig.machines:
+            machine.send_signal(signal.SIGCONT)
+        assert [future.result(60) for future in futures] == list(range(6))
 
 
 def test_machine_that_is_killed_or_frozen(tmp_path: Path) -> None:
@@ -215,49 +232,64 @@ class Evil:
         return os.system, ("touch pwned",)
 
 
-def hostile(rig: Rig, run: fleet.Run, machine: fleet.Machine, evil: str) -> list[bytes]:
-    """Messages for a worker of a run, none of which a head would send."""
-    number = machine.slots[0].number
-    name = fleet.outbox(machine.id)
-    serials = iter(range(10**9, 2 * 10**9))
+class Forger:
+    """Makes messages for a worker of a run that no head would send."""
 
-    def message(kind: int, frame: bytes = b"", number: int = number, ticket: int = 0, **other: Any) -> bytes:
-        parts = {"run": run.id, "epoch": run.epoch, "machine": machine.id, "worker": number, "serial": next(serials)}
-        return seal(b"", name, Header(**parts | other, kind=kind, number=ticket), frame)
+    def __init__(self, run: fleet.Run, machine: fleet.Machine) -> None:
+        self.name = fleet.outbox(machine.id)
+        self._parts = {"run": run.id, "epoch": run.epoch, "machine": machine.id, "worker": machine.slots[0].number}
+        self._serials = iter(range(10**9, 2 * 10**9))
 
-    random = np.random.default_rng(0)
-    system = bytes(wire.encode(("os:system", [f"touch {evil}"])))
-    found = [random.bytes(size) for size in (0, 1, 39, 40, 41, 100, 10_000)]
-    found += [pickle.dumps(Evil()), seal(b"", name, {"run": 1}), seal(b"", name, [run.id] * 7), seal(b"", name, None)]
-    found += [b"shr1" + bytes(32) + b"\xff\xff\xff\x7f" + random.bytes(100)]  # a header of 2 GB
-    found += [message(kind, frame) for kind in range(40) for frame in (b"", random.bytes(30), pickle.dumps(Evil()))]
-    found += [message(Kind.TASK, system), message(Kind.WELCOME, bytes(wire.encode({"allow": None, "path": [evil]})))]
-    found += [message(Kind.TASK, system)]
-    found += [
-        message(Kind.TASK, bytes(wire.encode((name, [["touch", evil]])))) for name in ("shoal.mpirun:_run", "x:y")
-    ]
-    found += [
-        message(Kind.TASK, bytes(wire.encode(bad))) for bad in (None, ["os:system"], {"a": 1}, (1, 2, 3), (1, []))
-    ]
-    return found
+    def message(self, kind: int, frame: bytes | bytearray = b"", **wrong: Any) -> bytes:
+        header = Header(**self._parts | wrong, serial=next(self._serials), kind=kind, number=10**9)
+        return seal(b"", self.name, header, frame)
+
+    def task(self, value: Any, **wrong: Any) -> bytes:
+        return self.message(Kind.TASK, wire.encode(value), **wrong)
+
+    def orders(self, evil: str) -> list[bytes]:
+        """Tasks that this worker may not run, whoever asks."""
+        touch = f"touch {evil}"
+        named = [("os:system", [touch]), ("shoal.mpirun:_run", [["touch", evil]]), ("shoal.cli:main", [["runs"]])]
+        return [self.task(value) for value in (*named, None, ["os:system"], {"a": 1}, (1, 2, 3), (1, []))]
+
+    def strangers(self, evil: str) -> list[bytes]:
+        """Tasks that it may run, but for another run, or of an epoch that is over."""
+        allowed = ("tests.engines.tasks:until", [evil, evil])
+        return [self.task(allowed, **wrong) for wrong in ({"run": "other"}, {"epoch": 0}, {"machine": "other"})]
+
+    def rubbish(self, evil: str) -> list[bytes]:
+        """Everything else."""
+        random, name = np.random.default_rng(0), self.name
+        found = [random.bytes(size) for size in (0, 1, 39, 40, 41, 100, 10_000)]
+        found += [pickle.dumps(Evil()), seal(b"", name, {"run": 1}), seal(b"", name, ["x"] * 7), seal(b"", name, None)]
+        found += [b"shr1" + bytes(32) + b"\xff\xff\xff\x7f" + random.bytes(100)]  # a header of 2 GB
+        found += [self.message(Kind.WELCOME, wire.encode({"allow": None, "path": [evil], "main": evil}))]
+        frames = (b"", random.bytes(30), pickle.dumps(Evil()))
+        return found + [self.message(kind, frame) for kind in range(40) for frame in frames]
 
 
-def test_hostile_messages_are_refused_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    evil = tmp_path / "pwned"
+def test_hostile_messages_are_refused_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evil = str(tmp_path / "pwned")
     with Rig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
         rig.add_machine(1)
-        with shoal.engine(rig.address, 1) as engine:
+        with shoal.engine(rig.address, 1) as engine, rig.link() as link:
             assert engine.map(tasks.echo, [1, 2]) == [1, 2]
             (machine,) = rig.wait(lambda machines: any(slot.run for machine in machines for slot in machine.slots))
-            with rig.link() as link:
-                (run,) = fleet.Fleet(link, b"", Refusals()).runs()
-                messages = hostile(rig, run, machine, str(evil))
-                link.rpush(fleet.outbox(machine.id), *messages)
-                link.rpush(fleet.inbox(run.id, run.epoch), *messages)
-                link.set(fleet.run_key("evil"), pickle.dumps(Evil()))
-                link.sadd(fleet.RUNS, "evil", b"\xff\xfe")
-            rig.wait(lambda machines: any(machine.refusals > 20 for machine in machines))
+            (run,) = fleet.Fleet(link, b"", Refusals()).runs()
+            forger = Forger(run, machine)
+            orders, strangers, rubbish = forger.orders(evil), forger.strangers(evil), forger.rubbish(evil)
+            link.rpush(forger.name, *strangers, *orders)
+            rig.wait(lambda machines: machines[0].refusals == len(orders) + 1)  # one of the strangers is misdirected
+            assert engine.map(tasks.add, range(20), 1) == list(range(1, 21))
+            link.rpush(forger.name, *rubbish, *orders)
+            link.rpush(fleet.inbox(run.id, run.epoch), *strangers, *orders, *rubbish)
+            link.set(fleet.run_key("evil"), pickle.dumps(Evil()))
+            link.sadd(fleet.RUNS, "evil", b"\xff\xfe")
+            rig.wait(lambda machines: machines[0].refusals > len(orders) + 20)
             assert engine.map(tasks.add, range(50), 1) == list(range(1, 51)), "and work goes on"
             assert 1 <= caplog.text.count("refused a message") <= 12, "each kind is said once"
-    assert not evil.exists()
-    assert not Path("pwned").exists()
+    assert not list(tmp_path.iterdir())

@@ -92,6 +92,9 @@ def test_files_that_are_no_secret(tmp_path: Path) -> None:
         address.find("redis://h", nowhere, files={"ca_file": str(tmp_path / "none")})
     with pytest.raises(UsageError, match="shoal redis start"):
         address.find(None, nowhere)
+    with pytest.raises(UsageError, match="SHOAL_REDIS_URL: that is not") as caught:
+        address.find(None, nowhere | {"SHOAL_REDIS_URL": "redis://:hunter2/x@h:1"})
+    assert "hunter2" not in str(caught.value)
 
 
 # Messages ------------------------------------------------------------------------------------------------------

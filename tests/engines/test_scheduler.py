@@ -63,6 +63,16 @@ def test_only_the_running_task_is_blamed() -> None:
     assert sends(scheduler.joined(0.0, 5)) == [(5, 2)]
 
 
+def test_nobody_is_blamed_where_only_the_way_was_lost() -> None:
+    scheduler = Scheduler()
+    scheduler.submit(0.0, 1, "innocent")
+    for worker in range(10):
+        scheduler.joined(0.0, worker)
+        assert scheduler.left(0.0, worker, "was called away", fault=False) == []
+    assert sends(scheduler.joined(0.0, 10)) == [(10, 1)]
+    assert scheduler.telemetry.lost_workers == 0
+
+
 def test_key_stays_until_its_worker_is_lost() -> None:
     scheduler = warmed_up(2)
     first = scheduler.submit(0.0, 1, "task", key="lane")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,6 @@ class Address:
             "socket_connect_timeout": timeout,
             "socket_keepalive": True,
             "retry": Retry(NoBackoff(), 0),  # a command that failed may have been carried out: that is for us to judge
-            "single_connection_client": False,
             "max_connections": 1,
         }
         if self.scheme == "unix":
@@ -83,8 +83,8 @@ def problems(address: str) -> list[str]:
     try:
         parts = urlsplit(_with_scheme(address))
         port = parts.port
-    except ValueError as error:
-        return [f"that is not the address of a Redis server ({error}). Use redis://HOST:PORT"]
+    except ValueError:  # whose message may hold a piece of a password
+        return ["that is not the address of a Redis server: its port is not a number. Use redis://HOST:PORT"]
     shown = f"{parts.scheme}://{parts.hostname or ''}{f':{port}' if port else ''}{parts.path}"
     found = []
     if parts.scheme not in SCHEMES:
@@ -117,6 +117,9 @@ def find(
     """
     if address is None and "SHOAL_REDIS_URL" in environ:
         parts = urlsplit(environ["SHOAL_REDIS_URL"])
+        wrong = problems(parts._replace(netloc=re.sub(r":[^@]*@", "@", parts.netloc)).geturl())
+        if wrong:
+            raise UsageError([f"SHOAL_REDIS_URL: {problem}" for problem in wrong])
         return _complete(parts, environ, files or {}, password=unquote(parts.password or ""))
     if address is None:
         started = connection_file(environ)
@@ -168,12 +171,12 @@ def _password(base: Address, file: str | None, environ: Mapping[str, str]) -> st
     started = connection_file(environ)
     if started.exists():  # the server that `shoal redis start` started: its password is known here
         known = json.loads(started.read_text())
-        if find_same(known["url"], base):
+        if _same(known["url"], base):
             return str(known["password"])
     return ""
 
 
-def find_same(url: str, base: Address) -> bool:
+def _same(url: str, base: Address) -> bool:
     """Whether two addresses are of one server, as the same user."""
     parts = urlsplit(url)
     local = {"localhost": "127.0.0.1"}

@@ -77,10 +77,15 @@ def unseal(key: bytes, name: str, content: bytes, kind: type[T]) -> tuple[T, mem
         raise WireError("a message has no valid signature: its sender has another key (SHOAL_KEY_FILE), or none")
     if not key and sign != _UNSIGNED:
         raise WireError("a message is signed, and there is no key here to check it by: set SHOAL_KEY_FILE")
+    return unpack(packed, kind), frame
+
+
+def unpack(frame: memoryview, kind: type[T]) -> T:
+    """What a short message says, if it is of the right kind."""
     try:
-        return msgspec.msgpack.decode(packed, type=kind), frame
+        return msgspec.msgpack.decode(frame, type=kind)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise WireError(f"a message has a header that is none: {error}") from None
+        raise WireError(f"a message does not say what it should: {error}") from None
 
 
 def _sign(key: bytes, name: str, packed: bytes | memoryview, frame: bytes | bytearray | memoryview) -> bytes:

@@ -14,7 +14,7 @@ from shoal.engines.base import Engine
 from shoal.engines.redis.rig import Rig
 
 WHAT = "workers killed, stopped and added each iteration, the server restarted and flushed"
-LEASE = 3.0
+LEASE = 4.0
 """Seconds after which a head that is tried so gives up on a worker that was stopped."""
 _WITHIN = 20.0  # seconds for something to happen that the next fault waits for
 

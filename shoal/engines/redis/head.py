@@ -22,12 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 import shoal
 from shoal.engines.redis import fleet
 from shoal.engines.redis.address import Address, cannot_reach, find
-from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unseal
+from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unpack, unseal
 from shoal.engines.redis.fleet import Fleet, Run
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Command, Scheduler
@@ -291,7 +289,7 @@ class _Transport:
         self._seen.check(header)
         member = _Member(header.machine, header.worker)
         if header.kind == Word.ALIVE:
-            self._alive(header.machine, _numbers(frame))
+            self._alive(header.machine, unpack(frame, list[int]))
             return
         if header.kind == Kind.HELLO:
             with self._lock:
@@ -306,7 +304,7 @@ class _Transport:
                 return  # of a worker that was given up
             worker = known
         if header.kind == Word.LEFT:
-            reason, fault = _farewell_of(frame)
+            reason, fault = unpack(frame, tuple[str, bool])
             self.drop(worker)  # so that both sides agree, whoever said it
             self._events.put(Left(worker, reason, fault))
         elif header.kind in (Kind.HELLO, Kind.DONE, Kind.FAILED):
@@ -437,20 +435,6 @@ class _Transport:
 
 class _Forgotten(Exception):
     """The server does not have what it was given."""
-
-
-def _numbers(frame: memoryview) -> list[int]:
-    try:
-        return msgspec.msgpack.decode(frame, type=list[int])
-    except msgspec.MsgspecError as error:
-        raise WireError(f"a list of workers is none: {error}") from None
-
-
-def _farewell_of(frame: memoryview) -> tuple[str, bool]:
-    try:
-        return msgspec.msgpack.decode(frame, type=tuple[str, bool])
-    except msgspec.MsgspecError as error:
-        raise WireError(f"the end of a worker is badly told: {error}") from None
 
 
 def worker_command(server: Address) -> str:

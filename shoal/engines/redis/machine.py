@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -90,8 +90,8 @@ class Supervisor:
         self._done = 0
         self._said = ""
 
-    def serve(self) -> None:
-        """Work until a signal. Returns only by an exception."""
+    def serve(self) -> NoReturn:
+        """Work until a signal, which raises."""
         if PARENT in os.environ:
             die_with_parent(int(os.environ[PARENT]))
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from shoal.engines.redis.address import find
 from shoal.engines.redis.envelope import Refusals
 from shoal.engines.redis.fleet import Fleet, Machine
 from shoal.engines.redis.local import Local, flush
@@ -62,7 +63,7 @@ class Rig:
     def fleet(self) -> list[Machine]:
         """The machines' records."""
         with self.link() as link:
-            return Fleet(link, self.local.address.key, Refusals()).machines()
+            return Fleet(link, find(self.address).key, Refusals()).machines()
 
     @contextlib.contextmanager
     def link(self) -> Iterator[redis.Redis]:
