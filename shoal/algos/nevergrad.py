@@ -34,6 +34,9 @@ from shoal.trees import Tree
 
 log = logging.getLogger("shoal.nevergrad")
 
+PACKAGES = ("nevergrad", "cma", "scipy")
+"""What its results depend on beside what all algorithms do."""
+
 
 @dataclass(frozen=True)
 class Config(SearchConfig):
