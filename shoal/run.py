@@ -67,7 +67,7 @@ def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings
         "algo": algo,
         "settings": asdict(settings),
         "config": asdict(config),
-        "versions": _versions(),
+        "versions": _versions(algo),
         "fingerprint": fingerprint(),
         "schedule_ends": {"0": schedule_end(settings, config)},
     }
@@ -154,7 +154,7 @@ def _moved(ends: dict[int, int], iteration: int, end: int) -> dict[int, int]:
 
 def _compare(record: dict[str, Any]) -> None:
     """Warn if this is not the software and arithmetic that the run was started with."""
-    then, now = record["versions"] | record["fingerprint"], _versions() | fingerprint()
+    then, now = record["versions"] | record["fingerprint"], _versions(record["algo"]) | fingerprint()
     differs = [
         f"{key} {then.get(key)} then, {now.get(key)} now" for key in sorted(then | now) if then.get(key) != now.get(key)
     ]
@@ -214,8 +214,8 @@ def _close(tracker: Tracker) -> None:
         log.warning("%s could not be closed: %s", type(tracker).__name__, error.strerror)
 
 
-def _versions() -> dict[str, str]:
-    names = ("jax", "jaxlib", "optax", "numpy", "gymnasium")
+def _versions(algo: str) -> dict[str, str]:
+    names = ("jax", "jaxlib", "optax", "numpy", "gymnasium", *getattr(algos.load(algo), "PACKAGES", ()))
     return {"shoal": __version__, "python": platform.python_version()} | {
         name: metadata.version(name) for name in names
     }

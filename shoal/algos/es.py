@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal import bounds, noise, rollout, seeding
 from shoal.algos import Step
-from shoal.algos.search import SearchConfig, first_weights, policy_for, score
+from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_start, score
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault, UsageError
@@ -84,7 +84,7 @@ def train(
     population = Population(engine, env, policy, seed, config.lanes, config.width, where)
 
     state = state or {}
-    first = state or first_weights(config, policy, seed)
+    first = state or first_weights(saved_start(config), policy, seed)
     params = state.get("policy", first).get("params")
     optimizer = state.get("optimizer", {name: np.zeros(policy.count, np.float32) for name in SLOTS[config.optimizer]})
     moments = Moments.from_tree(state["moments"]) if state else _moments(config, first)

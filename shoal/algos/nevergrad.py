@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from shoal import bounds, rollout, seeding
 from shoal.algos import Step
-from shoal.algos.search import SearchConfig, first_weights, policy_for, score
+from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_start, score
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import CheckpointFault, MissingExtra, UsageError
@@ -33,6 +33,9 @@ from shoal.population import Members, Population
 from shoal.trees import Tree
 
 log = logging.getLogger("shoal.nevergrad")
+
+PACKAGES = ("nevergrad", "cma", "scipy")
+"""What its results depend on beside what all algorithms do."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,10 @@ def train(
 ) -> Iterator[Step]:
     """Search for ever, from the start or from a state. What the optimizer may plan for is `budget`, not `steps`."""
     spaces = engine.submit(describe, env.to_tree()).result()
-    policy = policy_for(config, spaces, normalise=False)
-    first = first_weights(config, policy, seed)
+    saved = saved_start(config)
+    # Statistics that went on changing would change what a policy scores; those of a saved policy are kept as they are.
+    policy = policy_for(config, spaces, normalise=saved is not None and saved.policy.normalise)
+    first = first_weights(saved, policy, seed)
     population = Population(engine, env, policy, seed, config.lanes, config.width)
     if word := too_large(config.optimizer, policy.count):
         log.warning("%s", word)

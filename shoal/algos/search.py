@@ -113,12 +113,16 @@ def _head(config: SearchConfig, head: Head) -> Head:
     return Bins((config.bins,) * numbers, (0,) * numbers, False, head.shape, head.low, head.high, head.dtype)
 
 
-def first_weights(config: SearchConfig, policy: Policy, seed: int) -> Tree:
+def saved_start(config: SearchConfig) -> SavedPolicy | None:
+    """The policy to start from, if there is one."""
+    return None if config.start is None else SavedPolicy.load(Path(config.start))
+
+
+def first_weights(saved: SavedPolicy | None, policy: Policy, seed: int) -> Tree:
     """Weights to start from: new ones, or those of a saved policy. `params`, `mean` and `scale`."""
-    if config.start is None:
+    if saved is None:
         nothing = {"mean": np.zeros(policy.inputs, np.float32), "scale": np.ones(policy.inputs, np.float32)}
         return {"params": policy.init(seeding.rng(seed, "weights"))} | nothing
-    saved = SavedPolicy.load(Path(config.start))
     differs = [
         f"{name.replace('_', ' ')} {_words(getattr(saved.policy, name))} there, {_words(getattr(policy, name))} here"
         for name in ("observation_shape", "hidden", "activation", "memory", "output", "dueling", "normalise")

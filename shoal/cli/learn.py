@@ -103,12 +103,13 @@ def _watch(out: Console, go: Callable[[], Result]) -> int:
         again = f"{resume_command(run)} --steps {2 * metrics['time/total_timesteps']}"
         say(out, f"{run.name} has reached its goal already. To go on, type: {again}")
         return 0
-    score = metrics.get("rollout/ep_rew_mean")
+    score, own = metrics.get("rollout/ep_rew_mean"), metrics.get("eval/mean_reward")
     steps, speed, idle = metrics["time/total_timesteps"], metrics["time/fps"], metrics["time/idle_share"]
     say(
         out,
         f"Done:   {steps:,} steps in {result.seconds:.1f} s ({speed:,.0f} steps/s, workers idle {idle:.0%})\n"
-        f"Return: {'no episode has ended yet' if score is None else f'{score:.1f}, mean of the last 100 episodes'}\n"
+        f"Return: {'no episode has ended yet' if score is None else f'{score:.1f}, mean of the last 100 episodes'}"
+        f"{'' if own is None else f'; {own:.1f} for the policy that they were tried around'}\n"
         f"Limit:  {result.advice}\n"
         f"Digest: {metrics['digest']}, equal for this seed on every engine and number of workers\n"
         f"Saved:  {run.path}\n"

@@ -35,6 +35,8 @@ def describe(iteration: int, metrics: dict[str, Any]) -> str:
     parts = [f"iteration {iteration}", f"{metrics['time/total_timesteps']:,} steps"]
     if "rollout/ep_rew_mean" in metrics:
         parts.append(f"return {metrics['rollout/ep_rew_mean']:.1f}")
+    if "eval/mean_reward" in metrics:
+        parts.append(f"own {metrics['eval/mean_reward']:.1f}")
     parts.append(f"{metrics['time/fps']:,.0f} steps/s")
     parts.append(f"workers idle {metrics['time/idle_share']:.0%} (limit: {metrics['time/limited_by']})")
     return ", ".join(parts)

@@ -151,6 +151,14 @@ def test_state_resumes_exactly() -> None:
             assert digest(next(resumed).state()) == digest(expected.state())
 
 
+def test_statistics_are_of_all_that_was_seen() -> None:
+    first, second = steps(WALK, "tests.toys:Walk-v0", 2)
+    assert first.learned["moments"]["count"] == first.metrics["time/total_timesteps"]
+    assert second.learned["moments"]["count"] == second.metrics["time/total_timesteps"]
+    assert (np.abs(second.policy.weights["mean"]) > 0.01).all()
+    assert second.learned["mean_length"] != first.learned["mean_length"]
+
+
 @pytest.mark.parametrize(
     ("change", "same"),
     [({"lanes": 2}, True), ({"width": 2}, True), ({"environments": "all"}, False), ({"fixed_seeds": True}, False)],

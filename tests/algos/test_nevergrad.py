@@ -2,6 +2,7 @@
 
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from shoal.algos import nevergrad
 from shoal.algos.nevergrad import Config, Searcher, family, registry, too_large
 from shoal.envs.make import EnvSpec
 from shoal.errors import CheckpointFault, UsageError
+from shoal.policies.heads import Categorical
 from shoal.trees import digest
+from tests.algos.test_es import saved_policy
 
 SMALL: Any = {"population": 8, "lanes": 2, "width": 4, "score_episodes": 2}
 
@@ -83,6 +86,18 @@ def test_finds_the_bottom_of_the_bowl() -> None:
     assert found[0].metrics["eval/mean_reward"] < -1
     assert found[-1].metrics["eval/mean_reward"] > -1e-3
     assert found[-1].metrics["train/evaluations"] == 360
+
+
+def test_starts_from_a_policy_with_statistics_and_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    saved = saved_policy(path, Categorical((3,), (0,), scalar=True))
+    config = Config(**SMALL, hidden=(4,), start=str(path))
+    step = steps(config, "tests.toys:Walk-v0", 1)[0]
+    assert step.policy.policy == saved.policy
+    np.testing.assert_array_equal(step.policy.weights["mean"], saved.weights["mean"])
+    start = Searcher(config, 0, saved.weights["params"])
+    np.testing.assert_array_equal(start.best.astype(np.float32), saved.weights["params"])
+    assert np.abs(start.ask() - saved.weights["params"]).mean() < 1
 
 
 def test_other_asks_on_replay_are_noticed() -> None:

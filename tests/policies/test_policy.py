@@ -7,8 +7,8 @@ import safetensors.numpy
 
 from shoal import seeding
 from shoal.errors import CheckpointFault
-from shoal.policies.heads import Categorical, Gaussian
-from shoal.policies.networks import MLP, Dueling
+from shoal.policies.heads import Categorical, Gaussian, Point
+from shoal.policies.networks import ACTIVATIONS, MLP, Dueling, Recurrent
 from shoal.policies.policy import Policy, SavedPolicy
 
 BOX = Gaussian((2,), (-1.0, -1.0), (1.0, 1.0), "<f4")
@@ -25,8 +25,8 @@ def weights(policy: Policy) -> dict[str, np.ndarray]:
 
 
 def test_network_is_the_same_function_on_both_sides() -> None:
-    for activation in ("tanh", "relu"):
-        network = MLP((5, 32, 32, 4), activation)
+    for activation in ACTIVATIONS:
+        network = MLP((5, 32, 32, 4), activation, output=activation)
         params = network.init(seeding.rng(0, "weights"), out_scale=1.0)
         assert len(params) == network.count
         x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
@@ -50,6 +50,57 @@ def test_dueling_network(sizes: tuple[int, ...]) -> None:
     np.testing.assert_allclose(out.mean(axis=-1), worth[:, 0], rtol=1e-5, atol=1e-6)
     over = advantages(params[common.count + value.count :], x)
     np.testing.assert_allclose(out - out[:, :1], over - over[:, :1], rtol=1e-4, atol=1e-5)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("cell", ["elman", "lstm"])
+def test_recurrent_network_as_computed_by_hand(cell: str) -> None:
+    network = Recurrent((2, 4, 3, 2), "tanh", "softsign", cell)
+    params = network.init(seeding.rng(0, "weights"), out_scale=1.0) + np.float32(0.1)
+    assert len(params) == network.count
+    inputs = np.random.default_rng(0).normal(size=(3, 5, 2)).astype(np.float32)
+    memory = np.zeros((5, network.remembered), np.float32)
+    h, c = [np.zeros((5, 4)), np.zeros((5, 3))], [np.zeros((5, 4)), np.zeros((5, 3))]
+    *layers, (weights, bias) = network.layers(params.astype(np.float64))
+    for x in inputs:
+        below = x
+        for at, (matrix, shift) in enumerate(layers):
+            size = h[at].shape[1]
+            summed = np.concatenate([below, h[at]], axis=1) @ matrix + shift
+            if cell == "elman":
+                h[at] = np.tanh(summed)
+            else:
+                enter, forget, leave, new = np.split(summed, [size, 2 * size, 3 * size], axis=1)
+                c[at] = sigmoid(forget + 1) * c[at] + sigmoid(enter) * np.tanh(new)
+                h[at] = sigmoid(leave) * np.tanh(c[at])
+            below = h[at]
+        out = below @ weights + bias
+        found = network.step(network.layers(params), x, memory)
+        np.testing.assert_allclose(found, out / (1 + np.abs(out)), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("memory", ["none", "elman", "lstm"])
+def test_stacked_weights_act_as_each_alone(activation: str, memory: str) -> None:
+    policy = Policy((3,), "<f4", Point((2,), (-1.0, -1.0), (1.0, 1.0), "<f4"), (5, 4), activation, memory=memory)
+    rng = np.random.default_rng(0)
+    stacked = rng.normal(size=(6, policy.count)).astype(np.float32)
+    still = {"mean": np.zeros(3, np.float32), "scale": np.ones(3, np.float32)}
+    together = policy.actor(still | {"params": stacked})
+    alone = [policy.actor(still | {"params": row}) for row in stacked]
+    remembered = np.zeros((6, policy.remembered), np.float32)
+    rows = np.zeros((6, 1, policy.remembered), np.float32)
+    for _ in range(3):
+        x = rng.normal(size=(6, 3)).astype(np.float32)
+        expected = [act(x[at : at + 1], None, rows[at])[0] for at, act in enumerate(alone)]
+        actions = together(x, None, remembered)
+        np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-6)
+        stacked[0] *= np.float32(1.1)  # the actor sees what is written into the stack
+        alone[0] = policy.actor(still | {"params": stacked[0]})
+    np.testing.assert_allclose(remembered, rows[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_weights_are_orthogonal() -> None:
