@@ -1,6 +1,7 @@
 """Searches as a user meets them: `shoal train es`, `shoal train nevergrad`, and what goes with them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,11 @@ def test_start_from_a_saved_policy_evaluate_and_resume(tmp_path: Path) -> None:
     code, out, _ = shoal("evaluate", "second", "--episodes=5", "--json", cwd=tmp_path)
     assert code == 0
     assert json.loads(out)["episodes"] == 5
-    # The first run learns on, and the third starts from the policy that it had.
+    # The first run learns on, and the third, which has lost its checkpoint, starts again from the policy that it had.
     third = [*second[:-1], "--name=third", "--iterations=2"]
     assert shoal(*third, cwd=tmp_path)[0] == 0
     assert shoal("resume", "first", "--iterations=3", cwd=tmp_path)[0] == 0
+    shutil.rmtree(tmp_path / "runs/third/checkpoints/000002")
     assert shoal("resume", "third", "--iterations=4", "--workers=1", cwd=tmp_path)[0] == 0
     assert last_digest(tmp_path, "second") == last_digest(tmp_path, "third")
     code, _, err = shoal("replay", "first", "--iteration=1", cwd=tmp_path)
