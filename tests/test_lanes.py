@@ -247,11 +247,11 @@ def test_many_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes._pool.clear()
     lanes._live.clear()
     with SerialEngine() as engine:
-        for limit in range(5, 15):
+        for limit in range(5, 5 + lanes.KEEP_RUNS + 6):
             env = EnvSpec("tests.toys:Walk-v0", max_episode_steps=limit)
             head_side(engine, env, count=1).fragments(engine.share(policy_for(env)[1]), 4)
     assert closed >= 9, "three slots of each run that is gone"
-    assert len(lanes._live) == len(lanes._pool) == 4
+    assert (len(lanes._live), len(lanes._pool)) == (lanes.KEEP_RUNS, lanes._KEEP_SPECS)
 
 
 def test_a_lane_that_moved_away_gives_its_environments_back() -> None:

@@ -63,7 +63,7 @@ def _panel(
 ) -> list[str]:  # fmt: skip
     lowest, highest, step = scale
     end = max(x for line in panel.lines for x, *_ in line.points)
-    _, _, x_step = _scale(0.0, end, 5)
+    _, _, x_step = _scale(0.0, end, 6)
 
     def across(x: float) -> float:
         return left + x / end * width

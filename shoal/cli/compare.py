@@ -58,7 +58,7 @@ def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
         say(
             out,
             f"{len(jobs)} runs of {jobs[0].settings.steps:,} steps on {env.id}, {at_once} at once on "
-            f"{engine.workers} workers; in {wanted.folder}",
+            f"{engine.workers} worker(s); in {wanted.folder}",
         )
         with _Watcher(out, len(jobs), sum(job.finished for job in jobs)) as watcher:
             failures = heads.learn(jobs, engine, at_once, watcher)
@@ -71,18 +71,17 @@ def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
     text = findings.tabulate(found, threshold(wanted, env))
     note = (
         f"Score: mean return of {wanted.episodes} greedy episodes after training, mean over seeds. Along the way: mean "
-        f"training return, by steps. Seconds are those of one run while {at_once} shared {engine.workers} workers and "
-        f"this machine; for times of a run alone use --at-once 1."
+        f"training return, by steps. Seconds are those of one run, with {at_once} at once on {engine.workers} "
+        f"worker(s) and one machine; for times of a run alone use --at-once 1."
     )
     say(out, f"\n{text}\n\n{note}\n")
-    sides = len({job.label for job in jobs})
     title = f"{env.id}: mean and range over {wanted.seeds} seeds" if wanted.seeds > 1 else env.id
     files = {"table.md": f"# {env.id}\n\n{text}\n\n{note}\n\n![Learning curves](curves.svg)\n"}
-    if any(len(finding.curve) for finding in found):
+    if any(len(finding.known) for finding in found):
         files["curves.svg"] = findings.picture(title, found)
     _write(wanted.folder, files)
     say(out, f"Saved:   {', '.join(str(wanted.folder / name) for name in files)}")
-    say(out, f"Time:    {seconds:.1f} s for {len(jobs)} runs of {sides} sides; workers were busy {busy:.0%} of it")
+    say(out, f"Time:    {seconds:.1f} s for {len(jobs)} runs; workers were busy {busy:.0%} of it")
     say(out, f"Runs:    shoal runs --runs {wanted.folder}")
     if failures:
         say(out, f"Failed:  {', '.join(map(str, failures))}. Type the same command again to try them again")

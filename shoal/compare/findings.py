@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from shoal.compare.plan import Job
 from shoal.engines.base import Engine
 from shoal.policies.policy import SavedPolicy
 
-POINTS = 200
+POINTS = 120
 """A curve of the picture has so many."""
 RETURNS = ("eval/mean_reward", "rollout/ep_rew_mean")
 """Which return a curve shows: that of the policy itself, where an algorithm tries others around it, or in training."""
@@ -31,13 +32,21 @@ class Finding:
     score: float
     """Mean return of greedy episodes with the final policy."""
     curve: np.ndarray
-    """Steps, seconds and mean return in training, along the way (points, 3)."""
+    """Steps, seconds and mean return in training, along the way (points, 3); no number before an episode has ended."""
+
+    @property
+    def known(self) -> np.ndarray:
+        """The part of the curve that has returns."""
+        known: np.ndarray = self.curve[~np.isnan(self.curve[:, 2])]
+        return known
 
     @property
     def along(self) -> float:
         """Mean return along the way, by steps: the area under the curve over its width."""
-        steps, returns = self.curve[:, 0], self.curve[:, 2]
-        return float(np.trapezoid(returns, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else float(returns[-1])
+        steps, _, returns = self.known.T
+        if len(steps) < 2:
+            return float(returns[0]) if len(steps) else math.nan
+        return float(np.trapezoid(returns, steps) / (steps[-1] - steps[0]))
 
     def first(self, threshold: float) -> float | None:
         """Steps at which the return reached a threshold."""
@@ -60,8 +69,7 @@ def curve(lines: Sequence[dict[str, Any]]) -> np.ndarray:
             before += last
         last = elapsed
         found = [line[name] for name in RETURNS if line.get(name) is not None]
-        if found:
-            points.append((line["time/total_timesteps"], before + elapsed, found[0]))
+        points.append((line["time/total_timesteps"], before + elapsed, found[0] if found else math.nan))
     return np.array(points, np.float64).reshape(-1, 3)
 
 
@@ -88,7 +96,7 @@ def _row(found: Sequence[Finding], threshold: float | None) -> list[str]:
         f"{statistics.fmean(scores):.1f}",
         f"{min(scores):.1f} to {max(scores):.1f}",
         f"{interquartile_mean(scores):.1f}",
-        f"{statistics.fmean(finding.along for finding in found if len(finding.curve)):.1f}",
+        f"{statistics.fmean(finding.along for finding in found):.1f}",
     ]
     if threshold is not None:
         reached = [steps for finding in found if (steps := finding.first(threshold)) is not None]
@@ -100,7 +108,7 @@ def _row(found: Sequence[Finding], threshold: float | None) -> list[str]:
 
 def picture(title: str, findings: Sequence[Finding]) -> str:
     """Mean and range over seeds against environment steps and against time, as an SVG."""
-    sides = _sides([found for found in findings if len(found.curve)])
+    sides = _sides([found for found in findings if len(found.known)])
     panels = [
         curves.Panel(axis, [_line(side, column) for side in sides])
         for column, axis in ((0, "environment steps"), (1, "seconds"))
@@ -110,10 +118,9 @@ def picture(title: str, findings: Sequence[Finding]) -> str:
 
 def _line(found: Sequence[Finding], column: int) -> curves.Line:
     """Mean and range of several curves, from where all have begun. One that has ended keeps its last return."""
-    begin = max(finding.curve[0, column] for finding in found)
-    end = max(finding.curve[-1, column] for finding in found)
-    across = np.linspace(begin, end, POINTS)
-    returns = np.stack([np.interp(across, finding.curve[:, column], finding.curve[:, 2]) for finding in found])
+    known = [finding.known for finding in found]
+    across = np.linspace(max(curve[0, column] for curve in known), max(curve[-1, column] for curve in known), POINTS)
+    returns = np.stack([np.interp(across, curve[:, column], curve[:, 2]) for curve in known])
     band = zip(across, returns.min(axis=0), returns.max(axis=0), strict=True) if len(found) > 1 else ()
     points = zip(across, returns.mean(axis=0), strict=True)
     return curves.Line(found[0].job.label, list(points), list(band))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
 import socket
 import sys
 import time
@@ -19,7 +18,6 @@ from rich.console import Console
 
 from shoal import algos, run
 from shoal.engines.lent import LentEngine
-from shoal.engines.parent import die_with_parent
 from shoal.errors import ShoalError, Stopped, problem_list
 from shoal.rundir import RunDir
 
@@ -38,7 +36,7 @@ class _Progress:
         if now >= self._next:
             self._next = now + _EVERY
             known = {"steps": metrics["time/total_timesteps"], "return": metrics.get("rollout/ep_rew_mean")}
-            with contextlib.suppress(BrokenPipeError):  # nobody listens any more, and a signal is about to say so
+            with contextlib.suppress(BrokenPipeError):  # nobody listens any more, which the engine is about to say
                 print(json.dumps({"iteration": iteration, **known}), flush=True)
 
     def close(self) -> None:
@@ -59,11 +57,13 @@ def learn(job: dict[str, Any], engine: LentEngine) -> None:
 
 
 def main() -> None:
-    """Arguments: the number of the inherited socket, the owner's process id, and the job as JSON."""
+    """Arguments: the number of the inherited socket, and the job as JSON.
+
+    When the owner dies, the socket closes, which ends the run like any fault of an engine: saved.
+    """
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    die_with_parent(int(sys.argv[2]), signal.SIGTERM)  # which saves
-    job = json.loads(sys.argv[3])
+    job = json.loads(sys.argv[2])
     sys.path[:] = job["path"]
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:

@@ -122,7 +122,7 @@ def _start(job: Job, theirs: socket.socket, workers: int) -> subprocess.Popen[st
         "workers": workers,
         "path": list(sys.path),
     }
-    command = [sys.executable, "-P", "-m", "shoal.compare.head", str(theirs.fileno()), str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "shoal.compare.head", str(theirs.fileno())]
     # A rank's variables would make whoever reads them take this process for the rank.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PMI_"))}
     return subprocess.Popen(

@@ -66,8 +66,7 @@ class Comparison:
     workers: int | None = None
     """How many workers; one per core unless told. Does not change the results."""
     at_once: int | None = None
-    """How many runs learn at the same time, each in a process of its own; as many as workers, and at least 2, unless
-    told."""
+    """How many runs learn at the same time, each in a process of its own; one more than workers unless told."""
     runs: str = "runs"
     """Folder of all runs."""
     name: str | None = None
@@ -96,7 +95,7 @@ class Comparison:
         """How many runs learn at once."""
         if self.engine == "serial":
             return 1
-        return min(self.at_once or max(workers, 2), runs, KEEP_RUNS)
+        return min(self.at_once or workers + 1, runs, KEEP_RUNS)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def test_borrowers_share_workers_and_nothing_else(owner: Engine) -> None:
         assert one.map(tasks.add, range(3), values[0]) == [10, 11, 12]
         assert two.map(tasks.add, range(3), values[1]) == [20, 21, 22]
         pids = [set(engine.map(tasks.pid, range(20))) for engine in (one, two, owner)]
-        assert set.union(*pids) == set(owner.pids)  # type: ignore[attr-defined]
+        assert set.union(*pids) <= set(owner.pids)  # type: ignore[attr-defined]
     assert owner.map(tasks.add, [1], 1) == [2], "the workers stay"
 
 
