@@ -140,6 +140,7 @@ def _in_this_process(algo: str, settings: Settings, config: Any, way: Way, rig: 
         killers: list[Tracker] = []
         if way.fault == "kill-workers" and rig is not None:
             killers = [stack.enter_context(faults.Faults(rig, engine, settings.iterations or 1))]
+            stack.callback(engine.close)  # before the end of the faults, which takes a restarted server along
         elif way.fault == "kill-workers":
             killers = [_Killer(engine)]
         run.train(algo, settings, config, engine=engine, trackers=killers, console=quiet)

@@ -213,7 +213,7 @@ def test_tls_and_unix_sockets(tmp_path: Path) -> None:
 
 
 def test_verify_with_every_fault(tmp_path: Path) -> None:
-    words = ["--engines=redis:2", "--kill-workers", "--kill-head", "--iterations=3"]
+    words = ["--engines=redis:2", "--kill-workers", "--kill-head", "--iterations=2"]
     code, out, err = shoal("verify", "trpo", "tests.toys:Walk-v0", *SMALL[:-1], *words, cwd=tmp_path)
     assert code == 0, out + err
     assert "Equal: all 3 ways" in out

@@ -23,9 +23,7 @@ OWN = frozenset(
         "shoal.lanes:episodes",
         "shoal.population:evaluate",
         "shoal.envs.make:describe",
-        "shoal.envs.check:episode_elsewhere",
         "shoal.doctor:_canary",
-        "shoal.bench.bare:bare",
     }
 )
 """Shoal's own tasks: what a worker that trusts nobody runs all the same. The package has functions that start processes

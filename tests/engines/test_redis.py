@@ -3,10 +3,10 @@
 import os
 import pickle
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -14,19 +14,23 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from rich.console import Console
 
 import shoal
+from shoal import run
+from shoal.algos import trpo
 from shoal.engines import wire
 from shoal.engines.redis import fleet
 from shoal.engines.redis.envelope import Header, Refusals, seal
 from shoal.engines.redis.rig import Rig
 from shoal.engines.wire import Kind
 from shoal.rundir import RunDir
+from shoal.verify import flags
 from tests.engines import tasks
 from tests.engines.contract import WorkersContract
 from tests.engines.proxy import Proxy
-from tests.test_cli import SMALL, start
 from tests.test_cli import shoal as cli
+from tests.test_cli import start
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -79,7 +83,7 @@ def started(marker: Path) -> None:
 
 
 def test_server_that_is_killed_and_comes_back(rig: Rig, tmp_path: Path) -> None:
-    with shoal.engine(rig.address) as engine:
+    with shoal.engine(rig.address, 3) as engine:
         values = engine.share(np.ones(10))
         assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
         futures = [engine.submit(tasks.until, str(tmp_path / f"on{i}"), str(tmp_path / "go")) for i in range(2)]
@@ -205,18 +209,19 @@ def test_worker_with_other_arithmetic_is_refused_and_the_others_work(caplog: pyt
 
 
 def test_two_heads_share_four_workers(tmp_path: Path) -> None:
-    words = [word for word in SMALL if not word.startswith("--workers")]
-
-    def begin(seed: int, engine: str, name: str) -> "subprocess.Popen[str]":
-        train = ["train", "trpo", "tests.toys:Walk-v0", *words, "--iterations=8", f"--seed={seed}", "--no-tensorboard"]
-        return start(*train, f"--engine={engine}", f"--name={name}{seed}", cwd=tmp_path)
-
+    small = trpo.Config(batch_steps=256, lanes=2, width=4, hidden=(8,), value_epochs=1)
+    alone = run.Settings("tests.toys:Walk-v0", iterations=8, runs=str(tmp_path / "runs"), tensorboard=False)
     with Rig(allow=["tests"]) as rig:
         rig.add_machine(2)
         rig.add_machine(2)
-        heads = [begin(seed, rig.address, "shared") for seed in (1, 2)]
+        heads = []
+        for seed in (1, 2):
+            shared = replace(alone, seed=seed, engine=rig.address, name=f"shared{seed}")
+            heads.append(start("train", "trpo", shared.env, *flags(shared), *flags(small), cwd=tmp_path))
         rig.wait(lambda machines: len({slot.run for machine in machines for slot in machine.slots if slot.run}) == 2)
-        heads += [begin(seed, "serial", "alone") for seed in (1, 2)]
+        for seed in (1, 2):
+            own = replace(alone, seed=seed, engine="serial", name=f"alone{seed}")
+            run.train("trpo", own, small, console=Console(quiet=True))
         for head in heads:
             out, err = head.communicate(timeout=100)
             assert head.returncode == 0, out + err
@@ -235,9 +240,14 @@ class Evil:
 class Forger:
     """Makes messages for a worker of a run that no head would send."""
 
-    def __init__(self, run: fleet.Run, machine: fleet.Machine) -> None:
+    def __init__(self, served: fleet.Run, machine: fleet.Machine) -> None:
         self.name = fleet.outbox(machine.id)
-        self._parts = {"run": run.id, "epoch": run.epoch, "machine": machine.id, "worker": machine.slots[0].number}
+        self._parts = {
+            "run": served.id,
+            "epoch": served.epoch,
+            "machine": machine.id,
+            "worker": machine.slots[0].number,
+        }
         self._serials = iter(range(10**9, 2 * 10**9))
 
     def message(self, kind: int, frame: bytes | bytearray = b"", **wrong: Any) -> bytes:
@@ -279,14 +289,14 @@ def test_hostile_messages_are_refused_and_counted(
         with shoal.engine(rig.address, 1) as engine, rig.link() as link:
             assert engine.map(tasks.echo, [1, 2]) == [1, 2]
             (machine,) = rig.wait(lambda machines: any(slot.run for machine in machines for slot in machine.slots))
-            (run,) = fleet.Fleet(link, b"", Refusals()).runs()
-            forger = Forger(run, machine)
+            (found,) = fleet.Fleet(link, b"", Refusals()).runs()
+            forger = Forger(found, machine)
             orders, strangers, rubbish = forger.orders(evil), forger.strangers(evil), forger.rubbish(evil)
             link.rpush(forger.name, *strangers, *orders)
             rig.wait(lambda machines: machines[0].refusals == len(orders) + 1)  # one of the strangers is misdirected
             assert engine.map(tasks.add, range(20), 1) == list(range(1, 21))
             link.rpush(forger.name, *rubbish, *orders)
-            link.rpush(fleet.inbox(run.id, run.epoch), *strangers, *orders, *rubbish)
+            link.rpush(fleet.inbox(found.id, found.epoch), *strangers, *orders, *rubbish)
             link.set(fleet.run_key("evil"), pickle.dumps(Evil()))
             link.sadd(fleet.RUNS, "evil", b"\xff\xfe")
             rig.wait(lambda machines: machines[0].refusals > len(orders) + 20)

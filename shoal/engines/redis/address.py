@@ -24,6 +24,7 @@ SCHEMES = ("redis", "rediss", "unix")
 PORT = 6379
 _OPTIONS = ("password_file", "ca_file", "key_file")
 _FEWEST_KEY_BYTES = 16
+_READ_SIZE = 2**20  # bytes at once: results are large
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,13 @@ class Address:
             "retry": Retry(NoBackoff(), 0),  # a command that failed may have been carried out: that is for us to judge
             "max_connections": 1,
         }
-        if self.scheme == "unix":
-            return redis.Redis(unix_socket_path=self.host, **options)
+        options |= {"unix_socket_path": self.host} if self.scheme == "unix" else {"host": self.host, "port": self.port}
         if self.scheme == "rediss":
             options |= {"ssl": True, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
             options |= {"ssl_ca_certs": self.ca_file} if self.ca_file else {}
-        return redis.Redis(host=self.host, port=self.port, **options)
+        link = redis.Redis(**options)
+        link.connection_pool.connection_kwargs["socket_read_size"] = _READ_SIZE
+        return link
 
 
 def problems(address: str) -> list[str]:

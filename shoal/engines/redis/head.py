@@ -352,7 +352,7 @@ class _Transport:
         if now < self._remind_at:
             return
         with self._lock:
-            here = (self._have, len({member.machine for member in self._members.values()}))
+            here = (len(self._members), len({member.machine for member in self._members.values()}))
         short = self._have < 1 if self._started else self._have < self._need
         self._remind_at = now + 0.5
         if here != self._said:
