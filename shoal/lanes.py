@@ -128,7 +128,7 @@ class Lane(Slots):
     def __init__(self, place: Tree) -> None:
         super().__init__(place)
         self.limit = time_limit(self.spec)
-        self.envs = [_borrow(self.spec) for _ in range(self.width)]
+        self.envs = _borrow(self.spec, self.width)
         self.see(self.envs[0].observation_space)
 
     def begin(self, slot: int, episode: int) -> None:
@@ -291,12 +291,12 @@ def _pool_key(spec: EnvSpec) -> str:
     return json.dumps(spec.to_tree(), sort_keys=True)
 
 
-def _borrow(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
-    """An environment that was used before, or a new one: making one costs far more than resetting it."""
+def _borrow(spec: EnvSpec, count: int) -> list[gymnasium.Env[Any, Any]]:
+    """Environments that were used before, or new ones: making one costs far more than resetting it."""
     key = _pool_key(spec)
     idle = _pool.setdefault(key, [])
     _pool.move_to_end(key)
     while len(_pool) > _KEEP_SPECS:
         for env in _pool.popitem(last=False)[1]:
             env.close()
-    return idle.pop() if idle else make(spec)
+    return [idle.pop() if idle else make(spec) for _ in range(count)]

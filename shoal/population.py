@@ -78,7 +78,7 @@ class Outcome:
 
 
 class Population:
-    """Evaluates members on an engine: in `lanes` tasks, each of at most `width` members at a time."""
+    """Evaluates members on an engine: in at most `lanes` tasks, each of at most `width` members at a time."""
 
     def __init__(
         self, engine: Engine, env: EnvSpec, policy: Policy, seed: int, lanes: int, width: int,
@@ -93,7 +93,7 @@ class Population:
     def evaluate(self, weights: Shared, plan: Plan, members: Members) -> Outcome:
         """Evaluate all members."""
         futures, starts = [], [0]
-        for lane, size in enumerate(shares(len(members.seeds), self.lanes, min(self.width, FEW))):
+        for lane, size in enumerate(shares(len(members.seeds), self.lanes)):
             here = slice(starts[-1], starts[-1] + size)
             starts.append(here.stop)
             place = self._place | {"lane": lane, "width": min(self.width, size)}
@@ -115,17 +115,12 @@ class Population:
         )
 
 
-FEW = 4
-"""Fewer members are not worth a task: those in a lane share what a step costs beside the environment."""
+def shares(count: int, lanes: int) -> list[int]:
+    """How many of `count` members each lane gets: the first ones three times as many as the last ones.
 
-
-def shares(count: int, lanes: int, least: int) -> list[int]:
-    """How many of `count` members each of at most so many lanes gets: at least so many on average, and the first lanes
-    three times as many as the last.
-
-    So whoever is done early finds a short task left, and nobody waits long for the last one, however many there are.
+    So whoever is done early finds a short task left, and nobody waits long for the last one, with any number of
+    workers.
     """
-    lanes = max(1, min(lanes, count // least))
     ends = [round(count * (1.5 * done - 0.5 * done**2)) for done in np.linspace(0, 1, lanes + 1).tolist()]
     return [size for size in np.diff(ends).tolist() if size]
 

@@ -152,13 +152,17 @@ def test_environments_that_misbehave(how: str, message: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 7, 24, 64, 1001])
 @pytest.mark.parametrize("lanes", [1, 2, 8])
-@pytest.mark.parametrize("least", [1, 4])
-def test_shares(count: int, lanes: int, least: int) -> None:
-    found = shares(count, lanes, least)
+def test_shares(count: int, lanes: int) -> None:
+    found = shares(count, lanes)
     assert sum(found) == count
     assert min(found) >= 1
     assert len(found) <= lanes
-    assert count / len(found) >= min(count, least)
     if count >= 8 * lanes > 8:
         assert len(found) == lanes
         assert found[0] > 1.5 * found[-1]
+
+
+def test_lanes_follow_from_the_population() -> None:
+    lanes = [Config(population=count).lanes for count in (2, 8, 16, 64, 128, 1024)]
+    assert lanes == [1, 2, 4, 4, 8, 64]
+    assert Config(population=64, tasks=3).lanes == 3

@@ -8,7 +8,7 @@ import pytest
 from shoal.rundir import RunDir
 from tests.test_cli import shoal
 
-SMALL = ["--population=8", "--lanes=3", "--width=2", "--score-episodes=2", "--workers=2"]
+SMALL = ["--population=8", "--tasks=3", "--width=2", "--score-episodes=2", "--workers=2"]
 WALK = "tests.toys:Walk-v0"
 
 

@@ -37,9 +37,9 @@ class SearchConfig:
     """Cut episodes off at this many times the mean length of the generation before (2 is usual); 0 never does."""
     score_episodes: int = 8
     """Episodes in each generation of the policy that the search has arrived at, for its score. Not learned from."""
-    lanes: int = 8
-    """Tasks that a generation is cut into, at most, and with at least 4 policies in each unless `width` is less; so
-    many workers are busy. Part of the result."""
+    tasks: int | None = None
+    """Lanes that a generation is cut into; at most this many workers are busy. Part of the result. Unless told, one for
+    every 16 policies; 4 at least, if that leaves 4 policies for each."""
     width: int = 16
     """Policies of a lane that are evaluated together."""
     hidden: tuple[int, ...] = ()
@@ -56,6 +56,12 @@ class SearchConfig:
     """Start from the policy of this run, or from a policy file."""
 
     @property
+    def lanes(self) -> int:
+        """Lanes that a generation is cut into. Few policies in a lane share what a step costs beside the environment;
+        many leave nobody waiting for the longest episode."""
+        return self.tasks or max(self.population // 16, min(4, self.population // 4), 1)
+
+    @property
     def batch_steps(self) -> int:
         """Environment steps per generation, at least."""
         return self.population * max(self.episodes, self.min_steps)
@@ -64,7 +70,7 @@ class SearchConfig:
         """What is wrong with the values, all of it."""
         found = bounds.problems(
             self,
-            at_least_one=("population", "episodes", "lanes", "width", "hidden"),
+            at_least_one=("population", "episodes", "tasks", "width", "hidden"),
             not_negative=("min_steps", "length_factor", "score_episodes", "bins"),
         )
         if 0 < self.length_factor < 1:

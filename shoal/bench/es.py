@@ -30,6 +30,8 @@ from shoal.envs.make import EnvSpec, describe
 FOREVER = 10**9
 POLICIES: dict[str, tuple[int, ...]] = {"LunarLanderContinuous-v3": (2,), "HalfCheetah-v5": (64, 64)}
 """Hidden layers; linear for other environments."""
+EPISODES = 8
+"""Of an evaluation on CartPole-v1; one elsewhere."""
 STILL = 1e-12
 """A learning rate at which nothing is learned."""
 POPULATIONS = (64, 16)
@@ -63,10 +65,10 @@ def run(options: Options, say: Say) -> Report:
     ]
     cost = _head_cost(options, say)
     notes = (
-        f"Beside bare: whole generations of one episode for each member, {es.Config.lanes} lanes of at most "
-        f"{es.Config.width}, no score episodes. Beside peers: {POPULATIONS[0]} evaluations of one episode in each "
-        f"generation, the policies of the first table. EvoTorch runs PGPE. Ray tasks are a plain NumPy strategy whose "
-        f"evaluations are cut into as many tasks as said. The head's cost is for {EVALUATIONS:,} evaluations "
+        f"Beside bare: whole generations without score episodes. Beside peers: {POPULATIONS[0]} evaluations in each "
+        f"generation, the policies of the first table. An evaluation is one episode, but {EPISODES} of CartPole-v1, "
+        f"where an untrained policy falls after some 20 steps. EvoTorch runs PGPE. Ray tasks are a plain NumPy strategy "
+        f"whose evaluations are cut into as many tasks as said. The head's cost is for {EVALUATIONS:,} evaluations "
         f"({EVALUATIONS // 2} directions): the weighted sum of directions, and Adam. Median of {options.rounds} "
         f"interleaved rounds of {options.seconds:g} s (lowest to highest); ratios are taken within a round. "
         f"{machine.facts(peers.versions())}"
@@ -76,6 +78,10 @@ def run(options: Options, say: Say) -> Report:
 
 def _hidden(env: str) -> tuple[int, ...]:
     return POLICIES.get(env, ())
+
+
+def _episodes(env: str) -> int:
+    return EPISODES if env == "CartPole-v1" else 1
 
 
 def _words(hidden: tuple[int, ...]) -> str:
@@ -109,7 +115,9 @@ class Generations:
     """One side of the comparison: generations of a search that stays where it is."""
 
     def __init__(self, engine: Engine, env: str, population: int) -> None:
-        config = es.Config(population=population, hidden=_hidden(env), lr=STILL, score_episodes=0)
+        config = es.Config(
+            population=population, episodes=_episodes(env), hidden=_hidden(env), lr=STILL, score_episodes=0
+        )
         self._steps: Iterator[Step] = es.train(config, EnvSpec(env), engine, 0, FOREVER)
         self._taken = next(self._steps).metrics["time/total_timesteps"]
 
@@ -126,7 +134,9 @@ class Generations:
 
 def _entries(env: str, peers: Peers) -> list[Entry]:
     """Everybody, with the best known setting first."""
-    job = {"env": env, "hidden": list(_hidden(env)), "population": POPULATIONS[0], "seed": 0}
+    job = {
+        "env": env, "hidden": list(_hidden(env)), "population": POPULATIONS[0], "episodes": _episodes(env), "seed": 0,
+    }  # fmt: skip
     evotorch = {f"{actors} actors": peers.program("evotorch_es", job | {"actors": actors}, 1) for actors in (2, 0)}
     tasks = {f"{count} tasks": peers.program("ray_es", job | {"tasks": count}, 1) for count in (2, 16)}
     return [
@@ -140,7 +150,7 @@ def _shoal(env: str) -> Program:
     hidden = _hidden(env)
     words = [
         "--no-preset", "--workers=2", f"--population={POPULATIONS[0]}", f"--lr={STILL}", f"--steps={FOREVER}",
-        "--score-episodes=0", *(["--hidden", *map(str, hidden)] if hidden else []),
+        "--score-episodes=0", f"--episodes={_episodes(env)}", *(["--hidden", *map(str, hidden)] if hidden else []),
     ]  # fmt: skip
     return shoal_program("es", env, words)
 

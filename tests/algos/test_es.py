@@ -16,7 +16,7 @@ from shoal.policies.heads import Bins, Categorical, Gaussian, Point
 from shoal.policies.policy import Policy, SavedPolicy
 from shoal.trees import digest
 
-SMALL = {"population": 12, "lanes": 3, "width": 4, "table_size": 10_000, "score_episodes": 2}
+SMALL = {"population": 12, "tasks": 3, "width": 4, "table_size": 10_000, "score_episodes": 2}
 WALK = es.Config(**SMALL, hidden=(4,), normalise=True, length_factor=2.0)
 
 
@@ -161,7 +161,7 @@ def test_statistics_are_of_all_that_was_seen() -> None:
 
 @pytest.mark.parametrize(
     ("change", "same"),
-    [({"lanes": 2}, True), ({"width": 2}, True), ({"environments": "all"}, False), ({"fixed_seeds": True}, False)],
+    [({"tasks": 2}, True), ({"width": 2}, True), ({"environments": "all"}, False), ({"fixed_seeds": True}, False)],
     ids=str,
 )
 def test_what_a_generation_depends_on(change: Any, same: bool) -> None:
@@ -244,7 +244,7 @@ def test_numbers_that_are_not_finite_are_not_kept() -> None:
 
 def test_every_problem_is_listed() -> None:
     config = es.Config(
-        population=7, episodes=0, min_steps=-1, length_factor=0.5, lanes=0, hidden=(), memory="lstm", bins=1, sigma=0.0,
+        population=7, episodes=0, min_steps=-1, length_factor=0.5, tasks=0, hidden=(), memory="lstm", bins=1, sigma=0.0,
         lr=-1.0, momentum=2.0, table_size=0,
     )  # fmt: skip
     assert len(config.problems()) == 11

@@ -17,7 +17,7 @@ from shoal.policies.heads import Categorical
 from shoal.trees import digest
 from tests.algos.test_es import saved_policy
 
-SMALL: Any = {"population": 8, "lanes": 2, "width": 4, "score_episodes": 2}
+SMALL: Any = {"population": 8, "tasks": 2, "width": 4, "score_episodes": 2}
 
 
 def steps(config: Config, env: str, count: int, engine: str = "serial", **options: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """Searches with EvoTorch's PGPE. Run by the peers' own Python.
 
-    python evotorch_es.py '{"env": "CartPole-v1", "hidden": [], "population": 64, "actors": 2, "seed": 0}'
+    python evotorch_es.py '{"env": "CartPole-v1", "hidden": [], "population": 64, "episodes": 8, "actors": 2,
+                            "seed": 0}'
 
 Prints a line of JSON after each generation: steps, seconds, mean return.
 """
@@ -26,7 +27,8 @@ def main(job: dict[str, Any]) -> None:
     torch.manual_seed(job["seed"])
     if job["actors"]:
         ray.init(address="local", num_cpus=job["actors"], include_dashboard=False, log_to_driver=False)
-    problem = GymNE(job["env"], " >> Tanh() >> ".join(layers), num_actors=job["actors"] or None, num_episodes=1)
+    network, actors = " >> Tanh() >> ".join(layers), job["actors"] or None
+    problem = GymNE(job["env"], network, num_actors=actors, num_episodes=job["episodes"])
     search = PGPE(
         problem, popsize=job["population"], center_learning_rate=1e-12, stdev_learning_rate=0.0, stdev_init=0.05
     )

@@ -1,6 +1,7 @@
 """A plain evolution strategy in NumPy whose evaluations are tasks of Ray. Run by the peers' own Python.
 
-    python ray_es.py '{"env": "CartPole-v1", "hidden": [], "population": 64, "tasks": 2, "seed": 0}'
+    python ray_es.py '{"env": "CartPole-v1", "hidden": [], "population": 64, "episodes": 8, "tasks": 2,
+                       "seed": 0}'
 
 Each task plays its share of a generation, one policy after the other. Prints a line of JSON after each generation:
 steps, seconds, mean return.
@@ -41,8 +42,8 @@ def cut(params: Any, sizes: list[int]) -> list[Any]:
 
 
 @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator,unused-ignore]
-def evaluate(name: str, sizes: list[int], centre: Any, seeds: list[int]) -> list[tuple[float, int]]:
-    """Return and length of an episode of each policy."""
+def evaluate(name: str, sizes: list[int], centre: Any, seeds: list[int], episodes: int) -> list[tuple[float, int]]:
+    """Return and length of all episodes of each policy."""
     if name not in _envs:
         _envs[name] = gymnasium.make(name, disable_env_checker=True)
     env, found = _envs[name], []
@@ -50,13 +51,15 @@ def evaluate(name: str, sizes: list[int], centre: Any, seeds: list[int]) -> list
     for seed in seeds:
         step = np.random.default_rng(abs(seed)).standard_normal(len(centre)).astype(np.float32)
         layers = cut(centre + SIGMA * np.sign(seed) * step, sizes)
-        observation, _ = env.reset(seed=abs(seed))
-        total, length, over = 0.0, 0, False
-        while not over:
-            out = forward(layers, np.asarray(observation, np.float32))
-            action = int(out.argmax()) if discrete else np.clip(out, env.action_space.low, env.action_space.high)
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total, length, over = total + float(reward), length + 1, terminated or truncated
+        total, length = 0.0, 0
+        for episode in range(episodes):
+            observation, _ = env.reset(seed=(abs(seed) + episode) % 2**31)
+            over = False
+            while not over:
+                out = forward(layers, np.asarray(observation, np.float32))
+                action = int(out.argmax()) if discrete else np.clip(out, env.action_space.low, env.action_space.high)
+                observation, reward, terminated, truncated, _ = env.step(action)
+                total, length, over = total + float(reward), length + 1, terminated or truncated
         found.append((total, length))
     return found
 
@@ -76,7 +79,8 @@ def main(job: dict[str, Any]) -> None:
         seeds = np.stack([drawn, -drawn], axis=1).ravel()
         shared = ray.put(centre)
         pieces = np.array_split(seeds, job["tasks"])
-        results = ray.get([evaluate.remote(job["env"], sizes, shared, piece.tolist()) for piece in pieces])
+        work = [evaluate.remote(job["env"], sizes, shared, piece.tolist(), job["episodes"]) for piece in pieces]
+        results = ray.get(work)
         scores = np.array([score for result in results for score, _ in result])
         steps += sum(length for result in results for _, length in result)
         ranks = scores.argsort().argsort() / (len(scores) - 1) - 0.5
