@@ -128,7 +128,7 @@ class Verify:
     engines: str = "serial,processes:1,processes:3"
     """What to compare: engines, with numbers of workers."""
     kill_workers: bool = False
-    """Also with a worker killed (SIGKILL) in each iteration."""
+    """Also with a worker killed (SIGKILL) in each iteration; on redis with every other fault too."""
     kill_head: bool = False
     """Also with the head killed (SIGKILL) half-way and the run resumed on the next engine of the list."""
 
