@@ -1,12 +1,15 @@
 """Many policies, each evaluated by whole episodes: what evolution strategies and other searches ask for.
 
-A lane evaluates its members in lockstep, each slot with weights of its own. Where a member is done, the next one takes
-its slot, so that no slot waits for a long episode of another. Which members a lane has, in which order they take slots
-and what their environments are reset with follow from the task alone. Only scores come back.
+A lane plays episodes of its members in lockstep, each slot with weights of its own. Where an episode has ended, the
+next one takes its slot, of the same member or of another, so that no slot waits for a long episode elsewhere. Which
+members a lane has, in which order they take slots and what their environments are reset with follow from the task
+alone. Only scores come back.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +81,7 @@ class Outcome:
 
 
 class Population:
-    """Evaluates members on an engine: in at most `lanes` tasks, each of at most `width` members at a time."""
+    """Evaluates members on an engine: in at most `lanes` tasks, each of at most `width` episodes at a time."""
 
     def __init__(
         self, engine: Engine, env: EnvSpec, policy: Policy, seed: int, lanes: int, width: int,
@@ -96,7 +99,7 @@ class Population:
         for lane, size in enumerate(shares(len(members.seeds), self.lanes)):
             here = slice(starts[-1], starts[-1] + size)
             starts.append(here.stop)
-            place = self._place | {"lane": lane, "width": min(self.width, size)}
+            place = self._place | {"lane": lane, "width": min(self.width, size * plan.episodes)}
             told = {name: values[here] for name, values in vars(members).items() if values is not None}
             futures.append(self.engine.submit(evaluate, place, self._policy, weights, vars(plan), told, self._table))
         try:
@@ -134,9 +137,13 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
     stacked = np.zeros((place["width"], parsed.count), np.float32)
     lane = _Turns(place, plan, members["seeds"].tolist(), parsed.remembered)
     tally = _Tally(lane, parsed)
-    count = len(members["seeds"])
+    waiting = deque(itertools.product(range(len(members["seeds"])), range(plan["episodes"])))
+    loaded = [-1] * lane.width  # who is in each slot
 
     def load(slot: int, member: int) -> None:
+        if loaded[slot] == member:
+            return
+        loaded[slot] = member
         if "params" in members:
             stacked[slot] = members["params"][member]
             return
@@ -145,19 +152,19 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
         np.multiply(row, members["scales"][member], out=stacked[slot])
         stacked[slot] += weights["params"]
 
+    def enter(slot: int) -> int:
+        member, number = waiting.popleft()
+        load(slot, member)
+        return lane.turn(member, number)
+
     def following(slot: int) -> int | None:
-        member, number, _ = lane.turns[lane.episodes[slot]]
-        if number + 1 < plan["episodes"] or tally.steps[member] < plan["steps"]:
-            return lane.turn(member, number + 1)
-        following = lane.entered
-        if following == count:
-            return None
-        load(slot, following)
-        return lane.turn(following, 0)
+        member = loaded[slot]
+        if tally.episodes[member] >= plan["episodes"] and tally.steps[member] < plan["steps"]:
+            return lane.turn(member, tally.episodes[member])
+        return enter(slot) if waiting else None
 
     for slot in range(lane.width):
-        load(slot, slot)
-        lane.begin(slot, lane.turn(slot, 0))
+        lane.begin(slot, enter(slot))
     act = parsed.actor({"params": stacked, "mean": weights["mean"], "scale": weights["scale"]})
     lane.play(act, parsed.head, None, following, tally)
     lane.close()
@@ -173,11 +180,9 @@ class _Turns(Lane):
         self.seeds = seeds
         self.memory = np.zeros((self.width, remembered), np.float32)
         self.turns: list[tuple[int, int, int]] = []  # member, which of its episodes, and when by the clock
-        self.entered = 0
 
     def turn(self, member: int, number: int) -> int:
         """A new turn: an episode of a member."""
-        self.entered += number == 0
         self.turns.append((member, number, self.clock))
         return len(self.turns) - 1
 
@@ -200,8 +205,8 @@ class _Tally:
     def __init__(self, lane: _Turns, policy: Policy) -> None:
         self.lane, self.policy = lane, policy
         self.totals = [0.0] * lane.width
-        self.steps = [0] * len(lane.seeds)
-        """Of each member."""
+        self.steps, self.episodes = [0] * len(lane.seeds), [0] * len(lane.seeds)
+        """Of each member, in episodes that have ended; and how many have."""
         self.ended: list[tuple[int, int, float, int]] = []  # member, which of its episodes, return, length
         self.moments = Moments.empty(policy.inputs)
         self._observations: list[np.ndarray] = []
@@ -224,6 +229,7 @@ class _Tally:
             self._refuse("rewards that add up to", total, slot, lane.episodes[slot], length)
         self.ended.append((member, number, total, length))
         self.steps[member] += length
+        self.episodes[member] += 1
         self.totals[slot] = 0.0
 
     def tree(self) -> Tree:

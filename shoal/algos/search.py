@@ -41,7 +41,7 @@ class SearchConfig:
     """Lanes that a generation is cut into; at most this many workers are busy. Part of the result. Unless told, one for
     every 16 policies; 4 at least, if that leaves 4 policies for each."""
     width: int = 16
-    """Policies of a lane that are evaluated together."""
+    """Episodes of a lane that are played together."""
     hidden: tuple[int, ...] = ()
     """Hidden layers; none for a linear policy."""
     activation: Activation = "tanh"

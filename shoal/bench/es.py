@@ -67,7 +67,7 @@ def run(options: Options, say: Say) -> Report:
     notes = (
         f"Beside bare: whole generations without score episodes. Beside peers: {POPULATIONS[0]} evaluations in each "
         f"generation, the policies of the first table. An evaluation is one episode, but {EPISODES} of CartPole-v1, "
-        f"where an untrained policy falls after some 20 steps. EvoTorch runs PGPE. Ray tasks are a plain NumPy strategy "
+        f"where a new policy falls after some 20 steps. EvoTorch runs PGPE. Ray tasks are a plain NumPy strategy "
         f"whose evaluations are cut into as many tasks as said. The head's cost is for {EVALUATIONS:,} evaluations "
         f"({EVALUATIONS // 2} directions): the weighted sum of directions, and Adam. Median of {options.rounds} "
         f"interleaved rounds of {options.seconds:g} s (lowest to highest); ratios are taken within a round. "
