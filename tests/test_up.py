@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shoal.engines import keeper
 from shoal.errors import UsageError
 from shoal.rundir import RunDir
 from shoal.spmd.launching import mpirun, without_rank
-from shoal.up import keeper
 from shoal.up.allocation import Allocation, duration, time_left
 from tests.engines.test_mpi import two_hosts
 
@@ -52,13 +52,16 @@ def up(cwd: Path, *words: str, env: dict[str, str] | None = None) -> tuple[int, 
     return process.returncode, out
 
 
-def marked() -> list[str]:
-    """Processes that a rank of `shoal up` has started, on all machines."""
+def left_behind(before: set[int]) -> list[str]:
+    """Processes of Ray or of a driver that were not there before."""
     found = []
     for process in psutil.process_iter():
         try:
-            if keeper.MARK in process.environ():
-                found.append(" ".join(process.cmdline()))
+            if process.pid in before or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            words = " ".join(process.cmdline())
+            if keeper.MARK in process.environ() or "ray::" in words or "raylet" in words or "gcs_server" in words:
+                found.append(words)
         except psutil.Error:
             continue
     return found
@@ -66,11 +69,11 @@ def marked() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = set(TEMPORARY.glob("shoal-up-*"))
+    folders, processes = set(TEMPORARY.glob("shoal-up-*")), set(psutil.pids())
     yield
     deadline = time.monotonic() + 20
-    while marked() or set(TEMPORARY.glob("shoal-up-*")) - before:
-        assert time.monotonic() < deadline, marked()
+    while (left := left_behind(processes)) or set(TEMPORARY.glob("shoal-up-*")) - folders:
+        assert time.monotonic() < deadline, left
         time.sleep(0.05)
 
 
@@ -279,7 +282,6 @@ def test_killed_first_rank_takes_everything_along(tmp_path: Path) -> None:
     second = start(tmp_path, "--", "true", env=ranks("killed", 1, 2))
     first = start(tmp_path, "--", sys.executable, "-c", textwrap.dedent(SLEEPER), env=ranks("killed", 0, 2))
     read_until(first, "driving")
-    assert marked()
     first.kill()
     out, _ = second.communicate(timeout=30)
     assert second.returncode == 1
