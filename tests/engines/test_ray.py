@@ -153,8 +153,7 @@ def test_nothing_of_ray_outlives_the_head(tmp_path: Path, how: str) -> None:
 
 
 CLUSTER = """
-    import json, logging, threading, time
-    from pathlib import Path
+    import json, logging, os, subprocess, sys, threading, time
     import ray
     from ray.cluster_utils import Cluster
     from rich.console import Console
@@ -197,6 +196,23 @@ CLUSTER = """
             engine.map(tasks.nap, [0.05] * 8)
             return len(set(engine.map(node, range(16))))
 
+    def elsewhere(cluster, marker):
+        """A node whose processes are not in the process table of the head: stopped and dead workers are replaced."""
+        words = ["start", f"--address={cluster.address}", "--num-cpus=1", '--resources={"away": 1}', "--block"]
+        node = subprocess.Popen(
+            ["unshare", "-pf", "--mount-proc", "--kill-child", sys.executable, "-m", "ray.scripts.scripts", *words],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while "away" not in ray.cluster_resources():
+            assert node.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        with shoal.engine("ray", 1, resources={"away": 1}, lease=4.0) as engine:
+            answers = [engine.submit(tasks.stop_once, marker).result(60)]
+            answers += [engine.submit(tasks.kill_once, marker + "-too").result(60), len(engine.pids)]
+        node.terminate()
+        node.wait(30)
+        return answers
+
     if __name__ == "__main__":
         lines = []
         logging.getLogger("shoal").addHandler(logging.StreamHandler(type("Out", (), {
@@ -214,11 +230,13 @@ CLUSTER = """
             answers = engine.map(tasks.add, range(10), 1)
             comings.wait(lambda: any("is not used" in line for line in lines))
             kept = engine.workers
+            threads = engine.submit(tasks.variable, "OPENBLAS_NUM_THREADS").result(60)
         cluster.remove_node(other)
         third = cluster.add_node(num_cpus=2)
         fourth = cluster.add_node(num_cpus=2)
-        print(json.dumps({"workers": comings.workers, "lost": lost, "answers": answers, "kept": kept, "lines": lines,
-            "spread": places(placement="spread"), "pack": places(placement="pack")}))
+        print(json.dumps({"workers": comings.workers, "lost": lost, "answers": answers, "kept": kept, "threads": threads,
+            "spread": places(placement="spread"), "pack": places(placement="pack"),
+            "elsewhere": elsewhere(cluster, "marker") if os.getuid() == 0 else None}))
         ray.shutdown()
         cluster.shutdown()
 """
@@ -243,8 +261,10 @@ def test_nodes_come_and_go(tmp_path: Path) -> None:
     assert max(found["workers"]) == 3, "a node that joins is used"
     assert found["lost"] == 2, "with the node went its workers, and no others"
     assert found["answers"] == list(range(1, 11))
+    assert found["threads"] == "1", "also in a Ray that Shoal has not started"
     assert found["kept"] == 1, "a node that would compute other bits is left out"
     assert (found["spread"], found["pack"]) == (2, 1)
+    assert found["elsewhere"] in (None, ["survived", "survived", 0])  # a process namespace needs root
     words = ["train", "trpo", "tests.toys:Walk-v0", "--batch-steps=256", "--lanes=4", "--width=2", "--hidden", "8"]
     words += ["--value-epochs=1", "--iterations=8", "--engine=serial", "--name=serial", "--no-tensorboard"]
     subprocess.run(
