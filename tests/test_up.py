@@ -113,7 +113,14 @@ def test_allocation_of_pbs(tmp_path: Path) -> None:
 
 
 def test_durations() -> None:
-    for text, seconds in {"01:30:00": 5400, "1-00:00:01": 86401, "90m": 5400, "2h": 7200, "1.5s": 1.5}.items():
+    for text, seconds in {
+        "01:30:00": 5400,
+        "1-00:00:01": 86401,
+        "0:1:58": 118,
+        "90m": 5400,
+        "2h": 7200,
+        "1.5s": 1.5,
+    }.items():
         assert duration(text) == seconds
     for text in ("", "5", "1:2:3", "10:00", "h"):
         with pytest.raises(UsageError, match="12:00:00"):

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -45,6 +46,12 @@ log = logging.getLogger("shoal.engine")
 INSTALL = "pip install 'shoal[ray]'"
 OPTIONS = ("placement", "num_cpus", "resources", "runtime_env")
 """What `--engine-options` may hold."""
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's workers yield to everything else unless told: on a busy machine they hardly run.
+    "RAY_worker_niceness": "0",
+}
+"""Variables for the start of Ray on a machine."""
 FOLDERS = Path("/tmp")  # noqa: S108  mkdtemp makes folders that are ours alone
 """Where Ray's sessions are; names of sockets in it must be short."""
 PLACEMENTS = ("spread", "pack")
@@ -576,8 +583,12 @@ class _Session:
         self.started = True
         folder = tempfile.mkdtemp(prefix="shoal-ray-", dir=FOLDERS)
         keeper.remove(folder)
-        own = {"PYTHONPATH": python_path(), "RAY_USAGE_STATS_ENABLED": "0"}
-        with _variables(ENVIRONMENT | keeper.variables | own):
+        with (
+            _variables(ENVIRONMENT | keeper.variables | {"PYTHONPATH": python_path()} | RAY_ENVIRONMENT),
+            warnings.catch_warnings(),
+        ):
+            # Ray forks to start its processes, which become other programs at once. JAX warns of those that do not.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             try:
                 self.ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **options)
             except Exception as error:

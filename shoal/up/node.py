@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.engines.keeper import Keeper
+from shoal.engines.ray import RAY_ENVIRONMENT
 from shoal.spmd.launching import without_rank
 
 _UP = "Ray runtime started"  # what `ray start` says when it is done
@@ -62,7 +63,7 @@ class Node:
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", *words],
-                env=without_rank(os.environ) | self.variables | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""},
+                env=without_rank(os.environ) | self.variables | RAY_ENVIRONMENT | {"RAY_ADDRESS": ""},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -105,7 +105,7 @@ def elsewhere(cluster: Cluster) -> list[Any]:
             engine.submit(tasks.kill_once, "killed").result(60),
         ]
         pids = engine.pids
-    node.terminate()
+    node.kill()  # and with it all processes of its namespace
     node.wait(30)
     return [*answers, pids]
 
