@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from tests.engines.contract import WorkersContract
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are none of ours
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+WALK = ["tests.toys:Walk-v0", "--batch-steps=256", "--lanes=4", "--width=2", "--hidden", "8", "--value-epochs=1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,68 +100,76 @@ def test_another_cluster_at_the_same_time_is_refused() -> None:
         shoal.engine("ray://127.0.0.1:9999")
 
 
+@pytest.fixture
+def own_folders() -> Iterator[Callable[[], set[Path]]]:
+    """Gives the session folders that are new since the beginning of the test; all have to be gone at its end."""
+    before = set(ray_engine.FOLDERS.glob("shoal-ray-*"))
+
+    def found() -> set[Path]:
+        return set(ray_engine.FOLDERS.glob("shoal-ray-*")) - before
+
+    yield found
+    deadline = time.monotonic() + 15
+    while left := found():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 SCRIPT = """
-    import os, pathlib, signal, sys, time
+    import pathlib, signal, subprocess, sys, time
     import shoal
-    sys.path.append(sys.argv[2])
+    sys.path.append(sys.argv[1])
     import travelling
 
     def work(x):
         return x * x
 
     def sleepy(x):
+        subprocess.Popen(["sleep", "600"])
         time.sleep(600)
 
     if __name__ == "__main__":
-        engine = shoal.engine("ray", workers=2, runtime_env={"working_dir": sys.argv[2]})
+        engine = shoal.engine("ray", workers=2, runtime_env={"working_dir": sys.argv[1]})
         pathlib.Path(__file__).unlink()  # workers get its text
         print(engine.map(work, range(4)), *engine.map(travelling.where, [0]), flush=True)
         engine.submit(sleepy, 1)
         print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)
-        if sys.argv[1] == "wait":
-            time.sleep(600)
+        time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", ["end", "kill"])
-def test_nothing_of_ray_outlives_the_head(tmp_path: Path, how: str) -> None:
+def test_nothing_of_ray_outlives_a_head_that_is_killed(tmp_path: Path, own_folders: Callable[[], set[Path]]) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     shipped = tmp_path / "shipped"
     shipped.mkdir()
     (shipped / "travelling.py").write_text("def where(_):\n    return __file__\n")
-    command = [sys.executable, str(script), "wait" if how == "kill" else "end", str(shipped)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    before = set(ray_engine.FOLDERS.glob("shoal-ray-*"))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as head:
+    command = [sys.executable, str(script), str(shipped)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path) as head:
         assert head.stdout is not None
         results, _, where = head.stdout.readline().rpartition(" ")
         assert results == "[0, 1, 4, 9]"
         assert "runtime_resources" in where, "the node's copy of the module, not the file of the head"
-        family = psutil.Process(head.pid).children(recursive=True)
         assert head.stdout.readline() == "True\n", "Ray leaves signals alone"
-        assert len(family) > 4
-        own = set(ray_engine.FOLDERS.glob("shoal-ray-*")) - before
-        assert len(own) == 1
-        if how == "kill":
-            head.kill()
-        head.wait(60)
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert not alive
-    deadline = time.monotonic() + 15
-    while any(folder.exists() for folder in own):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        family = family_of(head)
+        while not any(process.name() == "sleep" for process in family):
+            family = family_of(head)
+        assert own_folders()
+        head.kill()
+    assert not psutil.wait_procs(family, timeout=15)[1]
+
+
+def family_of(head: "subprocess.Popen[str]") -> list[psutil.Process]:
+    return psutil.Process(head.pid).children(recursive=True)
 
 
 def test_nodes_come_and_go(tmp_path: Path) -> None:
     script = Path(__file__).with_name("ray_cluster.py")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
-        env=environment,
+        env=ENVIRONMENT,
         cwd=tmp_path,
         timeout=110,
         check=False,
@@ -173,22 +183,19 @@ def test_nodes_come_and_go(tmp_path: Path) -> None:
     assert found["threads"] == "1", "also in a Ray that Shoal has not started"
     assert (found["spread"], found["pack"]) == (2, 1)
     assert found["elsewhere"] in (None, ["survived", "survived", []])  # a process namespace needs root
-    words = ["train", "trpo", "tests.toys:Walk-v0", "--batch-steps=256", "--lanes=4", "--width=2", "--hidden", "8"]
-    words += ["--value-epochs=1", "--iterations=8", "--engine=serial", "--name=serial", "--no-tensorboard"]
+    words = ["train", "trpo", *WALK, "--iterations=8", "--engine=serial", "--name=serial", "--no-tensorboard"]
     subprocess.run(
-        [sys.executable, "-m", "shoal", *words], cwd=tmp_path, env=environment, check=True, capture_output=True
+        [sys.executable, "-m", "shoal", *words], cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True
     )
     runs = [RunDir(tmp_path / "runs" / name).metrics() for name in ("elastic", "serial")]
     assert [line["digest"] for line in runs[0]] == [line["digest"] for line in runs[1]]
 
 
-def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
-    words = ["train", "trpo", "tests.toys:Walk-v0", "--batch-steps=256", "--lanes=2", "--width=4", "--hidden", "8"]
-    words += ["--value-epochs=1", "--iterations=100000", "--engine=ray", "--workers=2", "--name=long"]
+def test_ctrl_c_saves_and_ends(tmp_path: Path, own_folders: Callable[[], set[Path]]) -> None:
+    words = ["train", "trpo", *WALK, "--iterations=100000", "--engine=ray", "--workers=2", "--name=long"]
     command = [sys.executable, "-P", "-m", "shoal", *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as head:
         file = tmp_path / "runs/long/metrics.jsonl"
         deadline = time.monotonic() + 60
@@ -196,9 +203,12 @@ def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
             assert head.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        family = family_of(head)
+        assert own_folders()
         os.killpg(head.pid, signal.SIGINT)  # as a terminal does: Ray's processes get it too
         out, _ = head.communicate(timeout=60)
     assert head.returncode == 130, out
     assert "SIGINT: saved iteration" in out
     assert "lost" not in out
     assert RunDir(tmp_path / "runs/long").saved()
+    assert not psutil.wait_procs(family, timeout=15)[1]
