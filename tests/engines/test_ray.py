@@ -25,7 +25,7 @@ from tests.engines.contract import WorkersContract
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are none of ours
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token"}
 WALK = ["tests.toys:Walk-v0", "--batch-steps=256", "--lanes=4", "--width=2", "--hidden", "8", "--value-epochs=1"]
 
 
