@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -118,6 +119,6 @@ if __name__ == "__main__":
         cluster.add_node(num_cpus=2)
     found |= {placement: nodes_used(placement) for placement in ("spread", "pack")}
     found["elsewhere"] = elsewhere(cluster) if os.getuid() == 0 else None
-    print(json.dumps(found))
+    Path("found.json").write_text(json.dumps(found))  # Ray prints too
     ray.shutdown()
     cluster.shutdown()

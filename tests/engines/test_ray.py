@@ -175,7 +175,7 @@ def test_nodes_come_and_go(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads((tmp_path / "found.json").read_text())
     assert found["workers"][:2] == [1, 1]
     assert max(found["workers"]) == 3, "a node that joins is used"
     assert found["lost"] == 2, "with the node went its workers, and no others"
