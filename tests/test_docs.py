@@ -44,6 +44,7 @@ def test_commands(tmp_path: Path) -> None:
     run_all(found, tmp_path)
 
 
+@pytest.mark.timeout(300)
 def test_commands_about_ray(tmp_path: Path) -> None:
     found = commands(ROOT / "docs/ray.md")
     assert len(found) >= 5

@@ -10,13 +10,11 @@ Ray belongs to the process, not to an engine: engines that are open at the same 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import importlib.util
 import ipaddress
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -24,6 +22,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from typing import Any
 from shoal.engines import wire
 from shoal.engines.fingerprint import fingerprint
 from shoal.engines.functions import main_script, refuse_while_loading
+from shoal.engines.keeper import Keeper
 from shoal.engines.processes import available_cores, process_state, python_path
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
@@ -46,15 +46,21 @@ log = logging.getLogger("shoal.engine")
 INSTALL = "pip install 'shoal[ray]'"
 OPTIONS = ("placement", "num_cpus", "resources", "runtime_env")
 """What `--engine-options` may hold."""
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's workers yield to everything else unless told: on a busy machine they hardly run.
+    "RAY_worker_niceness": "0",
+}
+"""Variables for the start of Ray on a machine."""
 FOLDERS = Path("/tmp")  # noqa: S108  mkdtemp makes folders that are ours alone
 """Where Ray's sessions are; names of sockets in it must be short."""
 PLACEMENTS = ("spread", "pack")
 
 _LOOK_EVERY = 1.0  # seconds between looks at processes
 _NODES_EVERY = 2.0  # seconds between looks at the cluster
-_FAILED_STARTS = 3  # in a row, before the engine gives up
+_FAILED_STARTS = 3  # in a row, before an engine without workers gives up
+_LONGEST_PAUSE = 30.0  # seconds between attempts to start a worker
 _PATIENCE = 300.0  # seconds that tasks wait for a first worker: a runtime environment may have to be installed
-_FRESH = 60.0  # seconds: a younger folder may be of a head that is about to lock it
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # what Ray does on a Mac: no port is open to the network
 _CONNECT = 5.0  # seconds for a cluster to answer
 
@@ -110,9 +116,11 @@ class RayEngine(RemoteEngine):
         if wrong:
             raise UsageError(wrong)
         demand = {"CPU": num_cpus} | dict(resources or {})
-        session = _Session.join(address or os.environ.get("RAY_ADDRESS"), workers, num_cpus)
+        shipped = dict(runtime_env or {})
+        cpus = max(float(available_cores()), (workers or 0) * num_cpus)
+        session = _Session.join(address or os.environ.get("RAY_ADDRESS"), cpus, shipped)
         try:
-            transport = _Actors(session, workers, demand, placement, dict(runtime_env or {}))
+            transport = _Actors(session, workers, demand, placement, shipped)
         except BaseException:
             session.leave()
             raise
@@ -237,9 +245,10 @@ class _Actors:
             "num_cpus": demand["CPU"],
             "resources": {name: amount for name, amount in demand.items() if name != "CPU"},
         }
-        if runtime_env or not session.started:  # a Ray of our own was started with these variables
-            variables = {**ENVIRONMENT, **runtime_env.get("env_vars", {})}
-            self._options["runtime_env"] = runtime_env | {"env_vars": variables}
+        if runtime_env != session.runtime_env:  # that of another engine, or of the user's own `ray.init`
+            self._options["runtime_env"] = runtime_env | {"env_vars": ENVIRONMENT | runtime_env.get("env_vars", {})}
+        elif not session.started:  # a Ray of our own was started with these variables
+            self._options["runtime_env"] = {"env_vars": ENVIRONMENT}
         self._name = f"shoal-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._worker_class = self._ray.remote(Worker)
         self._machine = machine()
@@ -273,8 +282,11 @@ class _Actors:
         if now >= self._nodes_at:
             self._nodes_at = now + _NODES_EVERY
             self._see_nodes()
-        while len(self._actors) < self.wanted and now >= self._start_at and self._start():
-            pass
+        try:
+            while len(self._actors) < self.wanted and now >= self._start_at and self._start():
+                pass
+        except ValueError as error:  # Ray checks options only now
+            return [Broken(EngineError(f"Ray does not take the options of the engine: {error}"))]
         events: list[Event] = []
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY
@@ -304,6 +316,8 @@ class _Actors:
                 log.info("the Ray cluster has %d node(s) now, with room for %d workers", len(alive), wanted)
             self.wanted = wanted
             self.resized(max(wanted, 1))
+            for actor in [one for one in self._actors.values() if not one.pid][: max(len(self._actors) - wanted, 0)]:
+                self.drop(actor.number)  # it waits for room on a node that is gone
         if wanted > room and not self._said_full:
             self._said_full = True
             log.warning("the Ray cluster has room for %d of %d workers; others start when there is more", room, wanted)
@@ -412,9 +426,10 @@ class _Actors:
         self.drop(number)
         if actor.pid:
             return [Left(number, f"{reason} (node {where.address})" if where and not self._session.started else reason)]
+        self._nodes_at = 0.0  # its node may be gone
         self._failed_starts += 1
-        self._start_at = time.monotonic() + 0.1 * 4**self._failed_starts
-        if self._failed_starts < _FAILED_STARTS:
+        self._start_at = time.monotonic() + min(0.1 * 4**self._failed_starts, _LONGEST_PAUSE)
+        if self._failed_starts < _FAILED_STARTS or any(other.pid for other in self._actors.values()):
             return []
         return [Broken(_cannot_start(reason))]
 
@@ -491,20 +506,22 @@ class _Session:
     _open: _Session | None = None
     _lock = threading.Lock()
 
-    def __init__(self, address: str | None, cpus: float) -> None:
+    def __init__(self, address: str | None, cpus: float, runtime_env: dict[str, Any]) -> None:
         if _is_local(address) and "ray" not in sys.modules:  # read when it is loaded
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         with _variables(_LOOPBACK if _is_local(address) else {}):
             import ray
 
         self.ray: Any = ray
-        self.address: str | None = None
+        self.address = address
+        self.runtime_env = runtime_env
+        """What all workers of this session have, on every node."""
         self.users = 0
         self.started = False
         """Whether Ray runs for this process alone."""
         self._left = threading.Event()
         if ray.is_initialized():  # the user's own: used as it is, and left as it is
-            self._thread = None
+            self._thread, self.runtime_env = None, {}
             return
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._live, args=(address, cpus, ready), name="shoal-ray", daemon=True)
@@ -512,14 +529,13 @@ class _Session:
         ready.result()
 
     @classmethod
-    def join(cls, address: str | None, workers: int | None, num_cpus: float) -> _Session:
+    def join(cls, address: str | None, cpus: float, runtime_env: dict[str, Any]) -> _Session:
         """The one that is open, or a new one."""
         if importlib.util.find_spec("ray") is None:
             raise MissingExtra(f"the ray engine needs Ray. To install it, type: {INSTALL}")
         with cls._lock:
             if cls._open is None:
-                cls._open = cls(address, max(float(available_cores()), (workers or 0) * num_cpus))
-                cls._open.address = address
+                cls._open = cls(address, cpus, runtime_env)
             elif not _is_local(address) and address != cls._open.address:
                 raise UsageError(
                     f"an engine of this process is on another Ray ({cls._open.address or 'of this machine alone'}), so "
@@ -543,13 +559,17 @@ class _Session:
         """Start or join Ray; stop or leave it when the last engine has closed."""
         try:
             with contextlib.ExitStack() as stack:
-                quiet = {"log_to_driver": log.isEnabledFor(logging.DEBUG), "logging_level": logging.ERROR}
-                folder = stack.enter_context(_own_folder()) if _is_local(address) else ""
-                stack.callback(self.ray.shutdown)
-                if folder:
-                    self._start(folder, cpus, quiet)
+                options: dict[str, Any] = {"logging_level": logging.ERROR}
+                options |= {"log_to_driver": log.isEnabledFor(logging.DEBUG)}
+                options |= {"runtime_env": self.runtime_env} if self.runtime_env else {}
+                if _is_local(address):
+                    keeper = Keeper()
+                    stack.callback(keeper.close)
+                    stack.callback(self.ray.shutdown)
+                    self._start(keeper, cpus, options)
                 else:
-                    self._connect(str(address), quiet)
+                    stack.callback(self.ray.shutdown)
+                    self._connect(str(address), options)
                 self._hush()
                 ready.set_result(None)
                 self._left.wait()
@@ -559,11 +579,18 @@ class _Session:
             else:
                 ready.set_exception(error)
 
-    def _start(self, folder: str, cpus: float, quiet: dict[str, Any]) -> None:
+    def _start(self, keeper: Keeper, cpus: float, options: dict[str, Any]) -> None:
         self.started = True
-        with _variables(ENVIRONMENT | {"PYTHONPATH": python_path(), "RAY_USAGE_STATS_ENABLED": "0"}):
+        folder = tempfile.mkdtemp(prefix="shoal-ray-", dir=FOLDERS)
+        keeper.remove(folder)
+        with (
+            _variables(ENVIRONMENT | keeper.variables | {"PYTHONPATH": python_path()} | RAY_ENVIRONMENT),
+            warnings.catch_warnings(),
+        ):
+            # Ray forks to start its processes, which become other programs at once. JAX warns of those that do not.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             try:
-                self.ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **quiet)
+                self.ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **options)
             except Exception as error:
                 raise EngineError(
                     f"Ray could not be started: {_brief(error)}. Likely causes: too little memory, or a full disk ("
@@ -575,7 +602,7 @@ class _Session:
         with contextlib.suppress(AttributeError):  # another version of Ray; then it prints
             self.ray._private.worker.global_worker.gcs_error_subscriber.close()
 
-    def _connect(self, address: str, quiet: dict[str, Any]) -> None:
+    def _connect(self, address: str, options: dict[str, Any]) -> None:
         host, _, port = address.rpartition(":")
         if address.startswith("ray://"):
             raise UsageError(
@@ -591,7 +618,7 @@ class _Session:
                     f"no Ray cluster answers at {address}: {error}. Start one with `ray start --head` or `shoal up`"
                 ) from None
         try:
-            self.ray.init(address, **quiet)
+            self.ray.init(address, **options)
         except Exception as error:
             raise UsageError(
                 f"the Ray cluster at {address} could not be joined: {_brief(error)}. This machine has to be one of its "
@@ -625,23 +652,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-@contextlib.contextmanager
-def _own_folder() -> Iterator[str]:
-    """A folder for Ray's session, removed at the end; also those of heads that were killed."""
-    for left in FOLDERS.glob("shoal-ray-*"):
-        if left.stat().st_uid == os.getuid() and time.time() - left.stat().st_mtime > _FRESH:
-            with contextlib.suppress(OSError), (left / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
-    folder = tempfile.mkdtemp(prefix="shoal-ray-", dir=FOLDERS)
-    try:
-        with (Path(folder) / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
     allocation.py   what the launcher and the scheduler say: rank, size, CPUs, time
     link.py         how ranks find rank 0 and talk with it
     node.py         Ray on one machine: start it, watch it, and leave nothing of it behind
-    keeper.py       ends everything on a machine when its rank is gone, however that came
     head.py         rank 0: gather the ranks, bring up the nodes, run the driver, end all
     follower.py     every other rank
     script.py       batch scripts

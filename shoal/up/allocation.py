@@ -107,7 +107,7 @@ def time_left(variables: Mapping[str, str]) -> float | None:
 
 def duration(text: str) -> float:
     """Seconds of `HH:MM:SS`, `D-HH:MM:SS` or a number with s, m, h or d."""
-    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
+    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d?):(\d\d)", text)
     if clock:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

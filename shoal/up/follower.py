@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import select
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import UsageError
+from shoal.engines.keeper import Keeper
+from shoal.errors import EngineError
 from shoal.up import link
 from shoal.up.allocation import Allocation
-from shoal.up.node import Keeper, Node
+from shoal.up.node import Node
 
 _LOOK = 0.2  # seconds between looks at Ray
 
@@ -23,11 +23,7 @@ def follow(allocation: Allocation, folder: Path, deadline: float) -> int:
     # For rank 0, which gets them too and takes the driver's time. If it does not live, its connection ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        line = link.find(folder, allocation.rank, allocation.cores, allocation.limit, time.monotonic() + deadline)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
+    line = link.find(folder, allocation.rank, allocation.cores, allocation.limit, time.monotonic() + deadline)
     with contextlib.closing(Keeper()) as keeper, contextlib.closing(line.socket):
         logs = folder / "logs" / link.name(link.machine())
         node: Node | None = None
@@ -38,16 +34,13 @@ def follow(allocation: Allocation, folder: Path, deadline: float) -> int:
             if not messages and select.select([line.socket], [], [], _LOOK)[0]:
                 messages = line.receive()
                 if messages is None:
-                    print(
-                        f"error: rank {allocation.rank}: rank 0 is gone; its node ends too", file=sys.stderr, flush=True
-                    )
-                    return 1
+                    raise EngineError(f"rank {allocation.rank}: rank 0 is gone, so this rank ends too")
             for message in messages or []:
                 if message.get("do") == "node":
                     node = _start(keeper, message, logs)
                 elif message.get("do") == "end":
                     if node is not None:
-                        node.keep_logs(logs)
+                        node.keep_logs()
                     keeper.close()
                     line.send({"state": "stopped"})
                     return 0

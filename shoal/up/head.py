@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from shoal.engines.keeper import Keeper
 from shoal.errors import EngineError, Stopped, UsageError
+from shoal.spmd.launching import without_rank
 from shoal.up import link
 from shoal.up.allocation import Allocation
-from shoal.up.node import LOOPBACK, Keeper, Node
+from shoal.up.node import LOOPBACK, Node
 
 REQUEUE = 75
 """Exit code of a driver that was stopped because the time of the job was up: start the job again to go on."""
@@ -38,47 +41,33 @@ class Orders:
     grace: float
     """Seconds for the driver to end after a signal."""
     seconds: float | None
-    """Until the driver has to be stopped."""
+    """From the start until the driver has to be stopped."""
 
 
 def lead(allocation: Allocation, orders: Orders) -> int:
     """Bring the cluster up, run the driver on it, and take it down. The driver's exit code."""
-    stages = _Stages()
-    with _signals() as signals, contextlib.closing(link.Ranks(orders.folder, allocation.size)) as ranks:
-        with contextlib.closing(Keeper()) as keeper:
-            try:
-                node = _bring_up(allocation, orders, ranks, keeper, stages, signals)
-                code = _drive(orders, node, keeper, ranks, stages, signals)
-            finally:
-                stages.say("stopping all nodes")
-                ranks.tell({"do": "end"})
-                _wait_for_stops(ranks, stages)
-        stages.say(f"all is stopped; logs are in {orders.folder / 'logs'}")
+    with contextlib.ExitStack() as stack:
+        head = _Head(allocation, orders, stack.enter_context(_signals()))
+        stack.callback(head.ranks.close)
+        stack.callback(head.keeper.close)
+        try:
+            code = head.drive(head.bring_up())
+        finally:
+            head.say("stopping all nodes")
+            head.stop_others()
+        stack.close()
+        head.say(f"all is stopped; logs are in {orders.folder / 'logs'}")
     return code
 
 
-class _Stages:
-    """Lines with the time since the start."""
-
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-
-    def say(self, text: str) -> None:
-        print(f"[shoal up {time.monotonic() - self._begun:6.1f} s] {text}", flush=True)
-
-
 class _Signals:
-    """Signals to stop, for whoever waits. A second one of a kind changes nothing: all is being stopped already."""
+    """The first signal to stop, for whoever waits. More of them change nothing: all is being stopped already."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def handle(self, number: int, _: FrameType | None) -> None:
         self.number = self.number or number
-
-    def check(self) -> None:
-        if self.number:
-            raise Stopped(self.number)
 
 
 @contextlib.contextmanager
@@ -93,99 +82,157 @@ def _signals() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _wait(
-    ranks: link.Ranks,
-    stages: _Stages,
-    signals: _Signals,
-    deadline: float,
-    left: Callable[[], tuple[int, str]],
-    what: str,
-) -> None:
-    """Wait until nobody is left, with a line now and then; `left` gives their number and names."""
-    total, _ = left()
-    said, said_at = total, time.monotonic()
-    end = time.monotonic() + deadline
-    while True:
-        count, names = left()
-        now = time.monotonic()
-        if (0 < count < said and now - said_at >= _TALK) or now - said_at >= _REPEAT:
-            said, said_at = count, now
-            stages.say(f"{what}: {total - count} of {total}, waiting for {names}")
-        if count == 0:
-            return
-        if now > end:
-            raise EngineError(
-                f"{what}: {total - count} of {total} came within {deadline:g} s; not there: {names}. Look at "
-                f"their logs, or give them more time: --deadline {2 * deadline:g}"
-            )
-        signals.check()
-        ranks.poll(_LOOK)
+class _Head:
+    """Rank 0 at work."""
 
+    def __init__(self, allocation: Allocation, orders: Orders, signals: _Signals) -> None:
+        self.allocation, self.orders, self.signals = allocation, orders, signals
+        self.begun = time.monotonic()
+        self.ranks = link.Ranks(orders.folder, allocation.size)
+        self.keeper = Keeper()
 
-def _bring_up(
-    allocation: Allocation,
-    orders: Orders,
-    ranks: link.Ranks,
-    keeper: Keeper,
-    stages: _Stages,
-    signals: _Signals,
-) -> Node:
-    """Ray on every machine; its head."""
-    others = allocation.size - 1
-    if others:
-        stages.say(f"job {allocation.job} of {allocation.launcher}: {allocation.size} ranks; waiting for {others}")
-        _wait(ranks, stages, signals, orders.deadline, lambda: _missing_ranks(ranks), "ranks")
-    here = link.machine()
-    leaders: dict[str, link.Member] = {}
-    for _, member in sorted(ranks.members.items()):
-        if member.machine != here:
-            leaders.setdefault(member.machine, member)
-    ip = ranks.reached_at if leaders else LOOPBACK
-    stages.say(f"{allocation.size} rank(s) on {1 + len(leaders)} machine(s); starting Ray's head on {ip}")
-    _check_port(ip, orders.port)
-    log = orders.folder / "logs" / link.name(here) / "ray-start.log"
-    cores = _cores(here, allocation.cores, ranks)
-    node = Node(keeper, ip=ip, cores=cores, limit=allocation.limit, token=ranks.token, log=log, port=orders.port)
-    try:
-        _wait(ranks, stages, signals, orders.deadline, lambda: _starting(node), "Ray's head")
-        stages.say(f"Ray's head is up at {node.address()} with {node.cpus} CPUs")
-        _join(leaders, node, ranks, orders, stages, signals)
-    except BaseException:
-        node.keep_logs(log.parent)
-        raise
-    return node
+    def say(self, text: str) -> None:
+        """One line, with the time since the start."""
+        print(f"[shoal up {time.monotonic() - self.begun:6.1f} s] {text}", flush=True)
 
+    # Up -------------------------------------------------------------------------------------------------------
 
-def _join(
-    leaders: dict[str, link.Member],
-    node: Node,
-    ranks: link.Ranks,
-    orders: Orders,
-    stages: _Stages,
-    signals: _Signals,
-) -> None:
-    """Have one rank on each other machine start a node, and wait for them."""
-    for machine, leader in leaders.items():
-        cores = _cores(machine, leader.cores, ranks)
-        order = {"do": "node", "address": node.address(), "ip": leader.ip, "cores": cores, "limit": leader.limit}
-        leader.line.send(order | {"token": ranks.token, "folder": node.folder})
-    if leaders:
-        _wait(ranks, stages, signals, orders.deadline, lambda: _joining(leaders), "nodes")
-        stages.say(f"all {1 + len(leaders)} nodes have joined")
+    def bring_up(self) -> Node:
+        """Ray on every machine; its head."""
+        job, size = self.allocation, self.allocation.size
+        if size > 1:
+            self.say(f"job {job.job} of {job.launcher}: {size} ranks; waiting for {size - 1}")
+            self._wait(self._missing_ranks, "ranks")
+        here = link.machine()
+        leaders: dict[str, link.Member] = {}
+        for _, member in sorted(self.ranks.members.items()):
+            if member.machine != here:
+                leaders.setdefault(member.machine, member)
+        ip = self.ranks.reached_at if leaders else LOOPBACK
+        self.say(f"{size} rank(s) on {1 + len(leaders)} machine(s); starting Ray's head on {ip}")
+        _check_port(ip, self.orders.port)
+        node = Node(
+            self.keeper,
+            ip=ip,
+            cores=self._cores(here, job.cores),
+            limit=job.limit,
+            token=self.ranks.token,
+            log=self.orders.folder / "logs" / link.name(here) / "ray-start.log",
+            port=self.orders.port,
+        )
+        try:
+            self._wait(lambda: _starting(node), "Ray's head")
+            self.say(f"Ray's head is up at {node.address()} with {node.cpus} CPUs")
+            self._join(leaders, node)
+        except BaseException:
+            node.keep_logs()
+            raise
+        return node
 
+    def _join(self, leaders: dict[str, link.Member], node: Node) -> None:
+        """Have one rank on each other machine start a node, and wait for them."""
+        for machine, leader in leaders.items():
+            order = {"do": "node", "address": node.address(), "folder": node.folder, "token": self.ranks.token}
+            place = {"ip": leader.ip, "cores": self._cores(machine, leader.cores), "limit": leader.limit}
+            leader.line.send(order | place)
+        if leaders:
+            self._wait(lambda: _joining(leaders), "nodes")
+            self.say(f"all {1 + len(leaders)} nodes have joined")
 
-def _cores(machine: str, own: Sequence[int], ranks: link.Ranks) -> list[int]:
-    """Cores of a machine that its ranks have together: a launcher may bind each to a few."""
-    return sorted(set(own).union(*(one.cores for one in ranks.members.values() if one.machine == machine)))
+    def _cores(self, machine: str, own: Sequence[int]) -> list[int]:
+        """Cores of a machine that its ranks have together: a launcher may bind each to a few."""
+        members = self.ranks.members.values()
+        return sorted(set(own).union(*(one.cores for one in members if one.machine == machine)))
 
+    def _wait(self, left: Callable[[], tuple[int, str]], what: str) -> None:
+        """Wait until nobody is left, with a line now and then; `left` gives their number and names."""
+        deadline = self.orders.deadline
+        total, _ = left()
+        begun = said_at = time.monotonic()
+        said = total
+        while True:
+            count, names = left()
+            now = time.monotonic()
+            if count == 0:
+                return
+            if (count < said and now - said_at >= _TALK) or now - said_at >= _REPEAT:
+                said, said_at = count, now
+                self.say(f"{what}: {total - count} of {total}, waiting for {names}")
+            if now - begun > deadline:
+                raise EngineError(
+                    f"{what}: {total - count} of {total} came within {deadline:g} s; not there: {names}. Look at "
+                    f"their logs, or give them more time: --deadline {2 * deadline:g}"
+                )
+            if self.signals.number:
+                raise Stopped(self.signals.number)
+            self.ranks.poll(_LOOK)
 
-def _missing_ranks(ranks: link.Ranks) -> tuple[int, str]:
-    for member in ranks.members.values():
-        if member.state == "gone":
-            raise EngineError(f"rank {member.rank} on {link.name(member.machine)} came and was gone again")
-    missing = ranks.missing
-    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-    return len(missing), f"rank {', '.join(map(str, missing[:8]))}{more}"
+    def _missing_ranks(self) -> tuple[int, str]:
+        for member in self.ranks.members.values():
+            if member.state == "gone":
+                raise EngineError(f"rank {member.rank} on {link.name(member.machine)} came and was gone again")
+        missing = self.ranks.missing
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return len(missing), f"rank {', '.join(map(str, missing[:8]))}{more}"
+
+    # The driver -----------------------------------------------------------------------------------------------
+
+    def drive(self, node: Node) -> int:
+        """Run the driver to its end, to a signal or to the end of the job's time."""
+        address, orders, signals = node.address(), self.orders, self.signals
+        words = [word.replace("{address}", address) for word in orders.driver]
+        variables = without_rank(os.environ) | node.variables | {"RAY_ADDRESS": address}
+        try:
+            driver = subprocess.Popen(words, env=variables, start_new_session=True)
+        except OSError as error:
+            raise UsageError(f"the driver {words[0]!r} cannot be started: {error.strerror}") from None
+        self.say(f"driver (pid {driver.pid}): {shlex.join(words)}")
+        asked_at, late = None, False
+        while (code := driver.poll()) is None:
+            news, now = self.ranks.poll(_LOOK), time.monotonic()
+            if asked_at is None:
+                self._tell_of_losses(news)
+                if node.ended:
+                    self.say(f"Ray's head is gone. {node.ended}")
+                    signals.number = signals.number or signal.SIGTERM
+                elif orders.seconds is not None and now - self.begun >= orders.seconds and not signals.number:
+                    late = True
+                    self.say("the time of the job is nearly up")
+                    signals.number = signal.SIGTERM
+                if signals.number:
+                    asked_at = now
+                    name = signal.Signals(signals.number).name
+                    self.say(f"{name} goes to the driver, which has {orders.grace:g} s to save and end")
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(driver.pid, signals.number)
+            elif now - asked_at > orders.grace:
+                driver.kill()
+        node.keep_logs()
+        code = 128 - code if code < 0 else code
+        self.say(f"the driver ended with exit code {code}")
+        if late and code:
+            self.say(f"exit code {REQUEUE}: start the job again to go on")
+            return REQUEUE
+        return code
+
+    def _tell_of_losses(self, news: Sequence[link.Member]) -> None:
+        for member in news:
+            if member.state in ("failed", "gone"):
+                who = f"rank {member.rank} on {link.name(member.machine)}"
+                self.say(f"{who} is {member.state}; the driver goes on. {member.said}".rstrip())
+
+    # Down -----------------------------------------------------------------------------------------------------
+
+    def stop_others(self) -> None:
+        """Have all other ranks end what they started, and wait for their word."""
+        self.ranks.tell({"do": "end"})
+        deadline = time.monotonic() + _STOPPING
+        while left := [one for one in self.ranks.members.values() if one.state not in ("stopped", "gone")]:
+            if time.monotonic() > deadline:
+                names = ", ".join(f"{one.rank} ({link.name(one.machine)})" for one in left)
+                self.say(f"no word from rank {names}; its keeper ends what is left there")
+                return
+            self.ranks.poll(_LOOK)
 
 
 def _starting(node: Node) -> tuple[int, str]:
@@ -215,61 +262,3 @@ def _check_port(ip: str, port: int) -> None:
             f"port {port} on {ip} cannot be used: {error.strerror}. Another Ray may be there (to see it: "
             f"ss -ltnp 'sport = {port}'). Leave --port out, and a free one is found"
         ) from None
-
-
-def _drive(
-    orders: Orders,
-    node: Node,
-    keeper: Keeper,
-    ranks: link.Ranks,
-    stages: _Stages,
-    signals: _Signals,
-) -> int:
-    """Run the driver to its end, to a signal or to the end of the job's time."""
-    address = node.address()
-    words = [word.replace("{address}", address) for word in orders.driver]
-    variables = keeper.variables(node.variables | {"RAY_ADDRESS": address})
-    until = None if orders.seconds is None else time.monotonic() + orders.seconds
-    try:
-        driver = subprocess.Popen(words, env=variables, start_new_session=True)
-    except OSError as error:
-        raise UsageError(f"the driver {words[0]!r} cannot be started: {error.strerror}") from None
-    stages.say(f"driver (pid {driver.pid}): {' '.join(words)}")
-    asked_at, late = None, False
-    while (code := driver.poll()) is None:
-        now = time.monotonic()
-        for member in ranks.poll(_LOOK):
-            if member.state in ("failed", "gone") and asked_at is None:
-                who = f"rank {member.rank} on {link.name(member.machine)}"
-                stages.say(f"{who} is {member.state}; the driver goes on. {member.said}")
-        if node.ended and asked_at is None:
-            stages.say(f"Ray's head is gone. {node.ended}")
-            signals.number = signals.number or signal.SIGTERM
-        if until is not None and now >= until and asked_at is None and not signals.number:
-            late = True
-            stages.say("the time of the job is nearly up: asking the driver to save and end")
-            signals.number = signal.SIGTERM
-        if signals.number and asked_at is None:
-            asked_at = now
-            stages.say(f"{signal.Signals(signals.number).name}: passed on to the driver, which has {orders.grace:g} s")
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(driver.pid, signals.number)
-        if asked_at is not None and now - asked_at > orders.grace:
-            driver.kill()
-    node.keep_logs(node.log.parent)
-    code = 128 - code if code < 0 else code
-    stages.say(f"the driver ended with exit code {code}")
-    if late and code:
-        stages.say(f"exit code {REQUEUE}: start the job again to go on")
-        return REQUEUE
-    return code
-
-
-def _wait_for_stops(ranks: link.Ranks, stages: _Stages) -> None:
-    deadline = time.monotonic() + _STOPPING
-    while left := [one for one in ranks.members.values() if one.state not in ("stopped", "gone")]:
-        if time.monotonic() > deadline:
-            names = ", ".join(f"{one.rank} ({link.name(one.machine)})" for one in left)
-            stages.say(f"no word from rank {names}; its keeper ends what is left there")
-            return
-        ranks.poll(_LOOK)

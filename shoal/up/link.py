@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import UsageError
+from shoal.errors import EngineError
 
 FILE = "head.json"
 _LINE = 64 * 1024  # bytes of a message, at most
@@ -227,7 +227,7 @@ def find(folder: Path, rank: int, cores: Sequence[int], limit: int | None, deadl
             why = f"{address}:{content['port']} is not rank 0 of this job"
             connection.close()
         time.sleep(_LOOK)
-    raise UsageError(
+    raise EngineError(
         f"rank {rank} on {socket.gethostname()} did not find rank 0: {why}. If the ranks do not see the same folder, "
         f"give one that they do: --folder PATH"
     )

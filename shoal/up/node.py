@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.engines.keeper import Keeper
+from shoal.engines.ray import RAY_ENVIRONMENT
 from shoal.spmd.launching import without_rank
-from shoal.up import keeper
 
 _UP = "Ray runtime started"  # what `ray start` says when it is done
 LOOPBACK = "127.0.0.1"
 STAY_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """What Ray does on a Mac unless told: stay on loopback, with no port open to the network."""
-_GRACE = 5.0  # seconds for Ray's processes to end when asked
-
-
-class Keeper:
-    """The rank's side of `keeper.py`: whatever is started with `variables` ends with this rank."""
-
-    def __init__(self) -> None:
-        self.mark = secrets.token_hex(8)
-        command = [sys.executable, "-I", "-S", keeper.__file__, self.mark, str(_GRACE)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
-
-    def variables(self, more: Mapping[str, str]) -> dict[str, str]:
-        """An environment for what shall end with this rank, and is no rank itself."""
-        return without_rank(os.environ) | {keeper.MARK: self.mark} | dict(more)
-
-    def remove(self, folder: str) -> None:
-        """Also remove a folder in the end."""
-        stream = self._process.stdin
-        if stream is None:
-            raise AssertionError("the keeper has a standard input")
-        stream.write(f"{folder}\n")
-        stream.flush()
-
-    def close(self) -> None:
-        """End everything, and wait until it is gone. Twice is fine."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
 
 
 class Node:
@@ -76,8 +48,8 @@ class Node:
         if hasattr(os, "sched_setaffinity"):  # what is started inherits it; the launcher may have bound this rank
             os.sched_setaffinity(0, cores)
         self.cpus = min(limit or len(cores), len(cores))
-        self.variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
-        """With which processes of this machine find and may use Ray."""
+        self.variables = keeper.variables | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+        """With which processes of this machine may use Ray, and end with this rank."""
         if ip == LOOPBACK:
             self.variables |= STAY_LOCAL
         words = ["start", "--block", f"--node-ip-address={ip}", f"--num-cpus={self.cpus}", "--disable-usage-stats",
@@ -91,7 +63,7 @@ class Node:
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", *words],
-                env=keeper.variables(self.variables | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""}),
+                env=without_rank(os.environ) | self.variables | RAY_ENVIRONMENT | {"RAY_ADDRESS": ""},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -116,7 +88,7 @@ class Node:
         """Of the cluster; on the head, once it is up."""
         return (Path(self.folder) / "ray_current_cluster").read_text().strip()
 
-    def keep_logs(self, into: Path) -> None:
+    def keep_logs(self) -> None:
         """Copy what Ray has written on this machine to where all can see it."""
-        with contextlib.suppress(OSError, shutil.Error):
-            shutil.copytree(Path(self.folder) / "session_latest" / "logs", into, dirs_exist_ok=True)
+        with contextlib.suppress(OSError, shutil.Error):  # Ray may still write, or never have begun
+            shutil.copytree(Path(self.folder) / "session_latest" / "logs", self.log.parent, dirs_exist_ok=True)

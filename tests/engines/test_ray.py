@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ from tests.engines.contract import WorkersContract
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are none of ours
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token"}
+WALK = ["tests.toys:Walk-v0", "--batch-steps=256", "--lanes=4", "--width=2", "--hidden", "8", "--value-epochs=1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_ray() -> Iterator[None]:
     """A Ray that stays open for the engines of all tests."""
-    session = ray_engine._Session.join(None, 8, 1.0)
+    session = ray_engine._Session.join(None, 8.0, {})
     yield
     session.leave()
 
@@ -80,20 +82,17 @@ def test_worker_with_other_arithmetic_is_refused() -> None:
             engine.submit(tasks.echo, 1).result(60)
 
 
-def test_workers_that_cannot_start() -> None:
-    with shoal.engine("ray", 1, runtime_env={"env_vars": {"PYTHONHOME": "/nowhere"}}) as engine:
-        with pytest.raises(EngineError, match=r"3 Ray actors in a row ended.*shoal doctor"):
+def test_workers_that_cannot_start(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise ImportError('it is broken')")
+    with shoal.engine("ray", 1, runtime_env={"env_vars": {"PYTHONPATH": str(tmp_path)}}) as engine:
+        with pytest.raises(EngineError, match=r"3 Ray actors in a row ended.*it is broken.*shoal doctor"):
             engine.submit(tasks.echo, 1).result(100)
 
 
-def test_modules_travel_with_the_runtime_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "travelling.py").write_text("def where(_):\n    return __file__\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import travelling  # type: ignore[import-not-found]
-
-    with shoal.engine("ray", 1, runtime_env={"working_dir": str(tmp_path)}) as engine:
-        there = engine.submit(travelling.where, 0).result(60)
-    assert "runtime_resources" in there, "the node's copy, not the file of the head"
+def test_options_that_ray_does_not_take() -> None:
+    with shoal.engine("ray", 1, runtime_env={"working_dir": "/nowhere"}) as engine:
+        with pytest.raises(EngineError, match=r"does not take the options.*/nowhere"):
+            engine.submit(tasks.echo, 1).result(60)
 
 
 def test_another_cluster_at_the_same_time_is_refused() -> None:
@@ -101,165 +100,102 @@ def test_another_cluster_at_the_same_time_is_refused() -> None:
         shoal.engine("ray://127.0.0.1:9999")
 
 
+@pytest.fixture
+def own_folders() -> Iterator[Callable[[], set[Path]]]:
+    """Gives the session folders that are new since the beginning of the test; all have to be gone at its end."""
+    before = set(ray_engine.FOLDERS.glob("shoal-ray-*"))
+
+    def found() -> set[Path]:
+        return set(ray_engine.FOLDERS.glob("shoal-ray-*")) - before
+
+    yield found
+    deadline = time.monotonic() + 15
+    while left := found():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 SCRIPT = """
-    import os, pathlib, signal, sys, time
+    import pathlib, signal, subprocess, sys, time
     import shoal
+    sys.path.append(sys.argv[1])
+    import travelling
 
     def work(x):
         return x * x
 
     def sleepy(x):
+        subprocess.Popen(["sleep", "600"])
         time.sleep(600)
 
     if __name__ == "__main__":
-        engine = shoal.engine("ray", workers=2)
+        engine = shoal.engine("ray", workers=2, runtime_env={"working_dir": sys.argv[1]})
         pathlib.Path(__file__).unlink()  # workers get its text
-        print(engine.map(work, range(4)), flush=True)
+        print(engine.map(work, range(4)), *engine.map(travelling.where, [0]), flush=True)
         engine.submit(sleepy, 1)
         print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)
-        if sys.argv[1] == "wait":
-            time.sleep(600)
+        time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", ["end", "kill"])
-def test_nothing_of_ray_outlives_the_head(tmp_path: Path, how: str) -> None:
+def test_nothing_of_ray_outlives_a_head_that_is_killed(tmp_path: Path, own_folders: Callable[[], set[Path]]) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, str(script), "wait" if how == "kill" else "end"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    before = set(ray_engine.FOLDERS.glob("shoal-ray-*"))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as head:
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "travelling.py").write_text("def where(_):\n    return __file__\n")
+    command = [sys.executable, str(script), str(shipped)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path) as head:
         assert head.stdout is not None
-        assert head.stdout.readline() == "[0, 1, 4, 9]\n"
-        family = psutil.Process(head.pid).children(recursive=True)
+        results, _, where = head.stdout.readline().rpartition(" ")
+        assert results == "[0, 1, 4, 9]"
+        assert "runtime_resources" in where, "the node's copy of the module, not the file of the head"
         assert head.stdout.readline() == "True\n", "Ray leaves signals alone"
-        assert len(family) > 4
-        own = set(ray_engine.FOLDERS.glob("shoal-ray-*")) - before
-        assert len(own) == 1
-        if how == "kill":
-            head.kill()
-        head.wait(60)
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert not alive
-    if how == "end":
-        assert not own.pop().exists()
-    else:  # the next one to start Ray clears up
-        os.utime(*own, (0, 0))
-        with ray_engine._own_folder() as folder:
-            assert not own.pop().exists()
-            assert Path(folder).exists()
+        family = family_of(head)
+        while not any(process.name() == "sleep" for process in family):
+            family = family_of(head)
+        assert own_folders()
+        head.kill()
+    assert not psutil.wait_procs(family, timeout=15)[1]
 
 
-CLUSTER = """
-    import json, logging, threading, time
-    from pathlib import Path
-    import ray
-    from ray.cluster_utils import Cluster
-    from rich.console import Console
-    import shoal
-    from shoal import run
-    from shoal.algos import trpo
-    from shoal.engines.ray import RayEngine
-    from tests.engines import tasks
-
-    class Comings:
-        def __init__(self, engine, cluster):
-            self.engine, self.cluster, self.node, self.workers = engine, cluster, None, []
-
-        def write(self, iteration, metrics):
-            self.workers.append(self.engine.workers)
-            if iteration == 2:
-                self.node = self.cluster.add_node(num_cpus=2)
-                self.wait(lambda: len(self.engine.pids) == 3)
-            if iteration == 4:
-                threading.Thread(target=self.remove, args=(self.engine.telemetry().tasks,), daemon=True).start()
-
-        def remove(self, tasks_before):
-            self.wait(lambda: self.engine.telemetry().tasks > tasks_before)
-            self.cluster.remove_node(self.node, allow_graceful=False)
-
-        def wait(self, condition):
-            deadline = time.monotonic() + 60
-            while not condition():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-
-        def close(self):
-            pass
-
-    def node(_):
-        return ray.get_runtime_context().get_node_id()
-
-    def places(**options):
-        with shoal.engine("ray", 2, **options) as engine:
-            engine.map(tasks.nap, [0.05] * 8)
-            return len(set(engine.map(node, range(16))))
-
-    if __name__ == "__main__":
-        lines = []
-        logging.getLogger("shoal").addHandler(logging.StreamHandler(type("Out", (), {
-            "write": lambda self, text: lines.append(text), "flush": lambda self: None})()))
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        config = trpo.Config(batch_steps=256, lanes=4, width=2, hidden=(8,), value_epochs=1)
-        settings = Settings("tests.toys:Walk-v0", iterations=8, name="elastic", tensorboard=False, engine="ray")
-        with RayEngine() as engine:
-            comings = Comings(engine, cluster)
-            run.train("trpo", settings, config, engine=engine, trackers=[comings], console=Console(quiet=True))
-            lost = engine.telemetry().lost_workers
-        other = cluster.add_node(num_cpus=2, env_vars={"OPENBLAS_CORETYPE": "Nehalem"})
-        with RayEngine() as engine:
-            answers = engine.map(tasks.add, range(10), 1)
-            comings.wait(lambda: any("is not used" in line for line in lines))
-            kept = engine.workers
-        cluster.remove_node(other)
-        third = cluster.add_node(num_cpus=2)
-        fourth = cluster.add_node(num_cpus=2)
-        print(json.dumps({"workers": comings.workers, "lost": lost, "answers": answers, "kept": kept, "lines": lines,
-            "spread": places(placement="spread"), "pack": places(placement="pack")}))
-        ray.shutdown()
-        cluster.shutdown()
-"""
+def family_of(head: "subprocess.Popen[str]") -> list[psutil.Process]:
+    return psutil.Process(head.pid).children(recursive=True)
 
 
 def test_nodes_come_and_go(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(CLUSTER))
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    script = Path(__file__).with_name("ray_cluster.py")
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
-        env=environment,
+        env=ENVIRONMENT,
         cwd=tmp_path,
         timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads((tmp_path / "found.json").read_text())
     assert found["workers"][:2] == [1, 1]
     assert max(found["workers"]) == 3, "a node that joins is used"
     assert found["lost"] == 2, "with the node went its workers, and no others"
-    assert found["answers"] == list(range(1, 11))
-    assert found["kept"] == 1, "a node that would compute other bits is left out"
+    assert found["answers"] == list(range(1, 11)), "a node that would compute other bits is left out"
+    assert found["threads"] == "1", "also in a Ray that Shoal has not started"
     assert (found["spread"], found["pack"]) == (2, 1)
-    words = ["train", "trpo", "tests.toys:Walk-v0", "--batch-steps=256", "--lanes=4", "--width=2", "--hidden", "8"]
-    words += ["--value-epochs=1", "--iterations=8", "--engine=serial", "--name=serial", "--no-tensorboard"]
+    assert found["elsewhere"] in (None, ["survived", "survived", []])  # a process namespace needs root
+    words = ["train", "trpo", *WALK, "--iterations=8", "--engine=serial", "--name=serial", "--no-tensorboard"]
     subprocess.run(
-        [sys.executable, "-m", "shoal", *words], cwd=tmp_path, env=environment, check=True, capture_output=True
+        [sys.executable, "-m", "shoal", *words], cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True
     )
     runs = [RunDir(tmp_path / "runs" / name).metrics() for name in ("elastic", "serial")]
     assert [line["digest"] for line in runs[0]] == [line["digest"] for line in runs[1]]
 
 
-def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
-    words = ["train", "trpo", "tests.toys:Walk-v0", "--batch-steps=256", "--lanes=2", "--width=4", "--hidden", "8"]
-    words += ["--value-epochs=1", "--iterations=100000", "--engine=ray", "--workers=2", "--name=long"]
+def test_ctrl_c_saves_and_ends(tmp_path: Path, own_folders: Callable[[], set[Path]]) -> None:
+    words = ["train", "trpo", *WALK, "--iterations=100000", "--engine=ray", "--workers=2", "--name=long"]
     command = [sys.executable, "-P", "-m", "shoal", *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as head:
         file = tmp_path / "runs/long/metrics.jsonl"
         deadline = time.monotonic() + 60
@@ -267,9 +203,12 @@ def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
             assert head.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        family = family_of(head)
+        assert own_folders()
         os.killpg(head.pid, signal.SIGINT)  # as a terminal does: Ray's processes get it too
         out, _ = head.communicate(timeout=60)
     assert head.returncode == 130, out
     assert "SIGINT: saved iteration" in out
     assert "lost" not in out
     assert RunDir(tmp_path / "runs/long").saved()
+    assert not psutil.wait_procs(family, timeout=15)[1]
