@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.engines.keeper import Keeper
-from shoal.engines.ray import RAY_ENVIRONMENT
+from shoal.engines.ray.session import RAY_ENVIRONMENT
 from shoal.spmd.launching import without_rank
 
 _UP = "Ray runtime started"  # what `ray start` says when it is done

@@ -18,7 +18,7 @@ from rich.console import Console
 import shoal
 from shoal import run
 from shoal.algos import trpo
-from shoal.engines.ray import RayEngine
+from shoal.engines.ray.head import RayEngine
 from tests.engines import tasks
 
 
