@@ -95,6 +95,14 @@ def test_options_that_ray_does_not_take() -> None:
             engine.submit(tasks.echo, 1).result(60)
 
 
+def test_the_head_has_nothing_to_do_while_workers_work() -> None:
+    with shoal.engine("ray", workers=1) as engine:
+        engine.map(tasks.echo, range(3))
+        before = time.process_time()
+        engine.submit(tasks.nap, 1.0).result(60)
+        assert time.process_time() - before < 0.3
+
+
 def test_another_cluster_at_the_same_time_is_refused() -> None:
     with pytest.raises(UsageError, match="Close that engine first"):
         shoal.engine("ray://127.0.0.1:9999")
@@ -116,7 +124,7 @@ def own_folders() -> Iterator[Callable[[], set[Path]]]:
 
 
 SCRIPT = """
-    import pathlib, signal, subprocess, sys, time
+    import os, pathlib, signal, subprocess, sys, time
     import shoal
     sys.path.append(sys.argv[1])
     import travelling
@@ -129,11 +137,12 @@ SCRIPT = """
         time.sleep(600)
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
         engine = shoal.engine("ray", workers=2, runtime_env={"working_dir": sys.argv[1]})
         pathlib.Path(__file__).unlink()  # workers get its text
         print(engine.map(work, range(4)), *engine.map(travelling.where, [0]), flush=True)
         engine.submit(sleepy, 1)
-        print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(600)
 """
 
@@ -150,7 +159,7 @@ def test_nothing_of_ray_outlives_a_head_that_is_killed(tmp_path: Path, own_folde
         results, _, where = head.stdout.readline().rpartition(" ")
         assert results == "[0, 1, 4, 9]"
         assert "runtime_resources" in where, "the node's copy of the module, not the file of the head"
-        assert head.stdout.readline() == "True\n", "Ray leaves signals alone"
+        assert head.stdout.readline() == "told\n", "signals are the script's own"
         family = family_of(head)
         while not any(process.name() == "sleep" for process in family):
             family = family_of(head)

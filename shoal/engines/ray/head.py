@@ -27,7 +27,7 @@ from shoal.engines import wire
 from shoal.engines.functions import main_script, refuse_while_loading
 from shoal.engines.processes import available_cores
 from shoal.engines.ray.actors import Watcher, Worker, living, machine
-from shoal.engines.ray.session import Session, brief
+from shoal.engines.ray.session import Session, brief, take_signals_back
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import Kind, Message
@@ -101,6 +101,7 @@ class RayEngine(RemoteEngine):
         shipped = dict(runtime_env or {})
         cpus = max(float(available_cores()), (workers or 0) * num_cpus)
         session = Session.join(address or os.environ.get("RAY_ADDRESS"), cpus, shipped)
+        take_signals_back()
         try:
             transport = _Actors(session, workers, demand, placement, shipped)
         except BaseException:

@@ -8,6 +8,7 @@ import importlib.util
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -110,7 +111,8 @@ class Session:
                 else:
                     stack.callback(self.ray.shutdown)
                     self._connect(str(address), options)
-                self._hush()
+                if not log.isEnabledFor(logging.DEBUG):
+                    self._hush()
                 ready.set_result(None)
                 self._left.wait()
         except BaseException as error:
@@ -138,9 +140,11 @@ class Session:
                 ) from error
 
     def _hush(self) -> None:
-        """Ray prints half a page for each worker that is lost. Shoal says it in one line."""
+        """Ray prints half a page for each worker that is lost, which Shoal says in one line. Ends what prints."""
         with contextlib.suppress(AttributeError):  # another version of Ray; then it prints
-            self.ray._private.worker.global_worker.gcs_error_subscriber.close()
+            worker = self.ray._private.worker.global_worker
+            worker.threads_stopped.set()  # first: without it the thread would ask a closed subscriber again and again
+            worker.gcs_error_subscriber.close()
 
     def _connect(self, address: str, options: dict[str, Any]) -> None:
         host, _, port = address.rpartition(":")
@@ -165,6 +169,13 @@ class Session:
                 f"nodes; to make it one that only learns, type: ray start --address={address} --num-cpus=0"
             ) from None
         _demand_token(self.ray.get_runtime_context().gcs_address.rpartition(":")[0])
+
+
+def take_signals_back() -> None:
+    """Ray's C++ code answers SIGTERM by ending the process, past Python: a head would not save."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _is_local(address: str | None) -> bool:
