@@ -56,9 +56,11 @@ class Settings:
     seed: int = 0
     """Everything random follows from it."""
     engine: str = "processes"
-    """Who runs the environments: serial, processes or mpi. Does not change the result."""
+    """Who runs the environments: serial, processes, mpi, ray or ray://HOST:PORT. Does not change the result."""
     workers: int | None = None
     """How many workers; one per core unless told. Does not change the result."""
+    engine_options: str = "{}"
+    """Options of the engine, as JSON; for ray: placement (spread or pack), num_cpus, resources, runtime_env."""
     env_kwargs: str = "{}"
     """Keyword arguments for the environment, as JSON."""
     max_episode_steps: int | None = None
@@ -93,7 +95,8 @@ class Settings:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = engines.check(self.engine, self.workers) + check_id(self.env)
+        options = _json_object(self.engine_options)
+        found = engines.check(self.engine, self.workers, options) + check_id(self.env)
         found += check_name(self.name) if self.name is not None else []
         found += bounds.problems(
             self,
@@ -108,11 +111,10 @@ class Settings:
             found.append("recreate_after does not go with vector: vector lanes are made anew by themselves")
         if not 0 <= self.seed <= MAX_SEED:
             found.append(f"seed must be in 0..{MAX_SEED}, not {self.seed}")
-        try:
-            if not isinstance(json.loads(self.env_kwargs), dict):
-                found.append(f"env_kwargs must be a JSON object such as '{{\"gravity\": -5}}', not {self.env_kwargs}")
-        except ValueError as error:
-            found.append(f"env_kwargs is not JSON: {self.env_kwargs} ({error})")
+        for name, example in (("env_kwargs", '{"gravity": -5}'), ("engine_options", '{"placement": "pack"}')):
+            text = getattr(self, name)
+            if _json_object(text) is None:
+                found.append(f"{name} must be a JSON object such as '{example}', not {text}")
         return found
 
     @property
@@ -143,6 +145,14 @@ class Result:
     seconds: float
     advice: str
     """What limited the run, and whether more workers would help."""
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def train(
@@ -267,6 +277,7 @@ def _drive(
             options: dict[str, Any] = {}
             if settings.engine != "serial":
                 options = {"task_timeout": settings.task_timeout, "allow_mixed": settings.allow_mixed}
+                options |= json.loads(settings.engine_options)
             engine = stack.enter_context(engines.make(settings.engine, settings.workers, **options))
         try:
             run.cut_metrics(iteration)

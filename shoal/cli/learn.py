@@ -73,7 +73,7 @@ def resume(words: list[str]) -> int:
     changes = {key: getattr(wanted, key) for key in ("steps", "iterations", "engine", "workers")}
     changes = {key: value for key, value in changes.items() if value is not None}
     if wanted.engine is not None:
-        changes.setdefault("workers", None)
+        changes |= {"engine_options": "{}"} | ({} if wanted.workers else {"workers": None})
     if wanted.steps is not None:
         changes.setdefault("iterations", None)
     out = console()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from shoal.engines.base import Engine
@@ -14,8 +15,9 @@ ENGINES = {
     "serial": "shoal.engines.serial:SerialEngine",
     "processes": "shoal.engines.processes:ProcessesEngine",
     "mpi": "shoal.engines.mpi:MPIEngine",
+    "ray": "shoal.engines.ray:RayEngine",
 }
-ADDRESSED: tuple[str, ...] = ()
+ADDRESSED: tuple[str, ...] = ("ray",)
 """Engines that may be told where their workers are: NAME://ADDRESS."""
 
 
@@ -25,8 +27,8 @@ def split(engine: str) -> tuple[str, str | None]:
     return name, address if separator else None
 
 
-def check(engine: str, workers: int | None) -> list[str]:
-    """What is wrong with an engine's name, address and number of workers."""
+def check(engine: str, workers: int | None, options: Mapping[str, Any] | None = None) -> list[str]:
+    """What is wrong with an engine's name, address, number of workers and options of its own."""
     name, address = split(engine)
     problems = []
     if address is not None and name in ENGINES and name not in ADDRESSED:
@@ -39,11 +41,16 @@ def check(engine: str, workers: int | None) -> list[str]:
         problems.append(f"workers must be at least 1, not {workers}")
     if name == "serial" and workers not in (None, 1):
         problems.append(f"the serial engine is one process; it cannot have {workers} workers. Use --engine processes")
+    if name == "ray":
+        problems += importlib.import_module("shoal.engines.ray").problems(address, options or {})
+    elif options:
+        problems.append(f"the {name} engine has no options of its own, so it cannot have {', '.join(options)}")
     return problems
 
 
 def make(name: str = "processes", workers: int | None = None, **options: Any) -> Engine:
-    """An engine by name: "serial" (this process) or "processes" (this machine; one worker per core unless told).
+    """An engine by name: "serial" (this process), "processes" (this machine; one worker per core unless told), "mpi"
+    (the ranks of this job) or "ray" (a Ray cluster, or Ray on this machine).
 
     Use it as a context manager. `options` go to the engine's class, for example `task_timeout=600` for `processes`.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -43,11 +44,15 @@ def main_script() -> str | None:
 
 
 class Functions:
-    """Finds functions by name on a worker. `allow` is the modules that may be named; None allows any."""
+    """Finds functions by name on a worker. `allow` is the modules that may be named; None allows any. `main` is the
+    head's script, and `source` what is in it, where the worker need not have that file."""
 
-    def __init__(self, allow: Collection[str] | None = (), main: str | None = None) -> None:
+    def __init__(
+        self, allow: Collection[str] | None = (), main: str | None = None, source: bytes | None = None
+    ) -> None:
         self.allow = None if allow is None else frozenset(allow) | {"shoal"}
         self.main = main
+        self.source = source
         self._found: dict[str, Callable[..., Any]] = {}
 
     def find(self, name: str) -> Callable[..., Any]:
@@ -80,7 +85,8 @@ class Functions:
             return sys.modules[_MAIN_ON_WORKER]
         if self.main is None:
             raise UsageError("the head has no script file (an interactive session?). Put the function into a module.")
-        spec = importlib.util.spec_from_file_location(_MAIN_ON_WORKER, self.main)
+        loader = None if self.source is None else _Travelled(self.main, self.source)
+        spec = importlib.util.spec_from_file_location(_MAIN_ON_WORKER, self.main, loader=loader)
         if spec is None or spec.loader is None:
             raise UsageError(f"the worker cannot load the script {self.main}")
         module = importlib.util.module_from_spec(spec)
@@ -92,6 +98,21 @@ class Functions:
             del sys.modules[_MAIN_ON_WORKER]
             raise
         return module
+
+
+class _Travelled(importlib.abc.SourceLoader):
+    """Loads a script from its text; `path` is where it was on the head."""
+
+    def __init__(self, path: str, source: bytes) -> None:
+        self.path, self.source = path, source
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        if path != self.path:
+            raise OSError(f"only {self.path} travelled along, not {path!r}")
+        return self.source
 
 
 @contextlib.contextmanager

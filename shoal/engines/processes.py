@@ -124,7 +124,11 @@ class _Processes:
         self._write_all()
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY
-            events += [Heard(p.number) for p in self._processes.values() if p.joined and not _is_stopped(p.popen.pid)]
+            events += [
+                Heard(p.number)
+                for p in self._processes.values()
+                if p.joined and process_state(p.popen.pid) not in ("T", "t")
+            ]
         return events
 
     def _start(self) -> None:
@@ -136,7 +140,7 @@ class _Processes:
             popen = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
-                env=self._environment | {"PYTHONPATH": _python_path()},
+                env=self._environment | {"PYTHONPATH": python_path()},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -277,18 +281,18 @@ class _Processes:
         os.close(self._wake_in)
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Where the worker finds Shoal before it is told the head's whole path."""
     package = Path(__file__).parents[2]
     return os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal; False where there is no process table to read."""
+def process_state(pid: int) -> str:
+    """The kernel's letter for what a process does (T: stopped by a signal); "" where there is none, or no table."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 def _cannot_start(reason: str) -> EngineError:

@@ -218,9 +218,12 @@ class RemoteEngine(Engine):
                 f"on a CPU of the same family, or pass --allow-mixed and give up equal results"
             )
             return [command for event in self._transport.refuse(worker, error) for command in self._take(now, event)]
-        settings = {"path": list(sys.path), "main": main_script(), "allow": None}
-        self._transport.send(worker, Message(Kind.WELCOME, 0, wire.encode(settings)))
+        self._transport.send(worker, Message(Kind.WELCOME, 0, wire.encode(self._settings())))
         return self._scheduler.joined(now, worker)
+
+    def _settings(self) -> dict[str, Any]:
+        """What a worker needs to find the functions of this process."""
+        return {"path": list(sys.path), "main": main_script(), "allow": None}
 
     def _obey(self, commands: list[Command]) -> list[_Settled]:
         """Carry commands out. Futures are settled by the caller, outside the lock, because callbacks may submit."""

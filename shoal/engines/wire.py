@@ -57,7 +57,7 @@ class Message(NamedTuple):
 
     kind: int
     number: int
-    frame: bytes | bytearray = b""
+    frame: bytes | bytearray | memoryview = b""
 
 
 PREFIX = struct.Struct("<BxxxxxxxQQ")

@@ -48,7 +48,7 @@ class Server:
         elif message.kind == Kind.WELCOME:
             settings = wire.decode(message.frame)
             sys.path[:] = settings["path"]
-            self.functions = Functions(settings["allow"], settings["main"])
+            self.functions = Functions(settings["allow"], settings["main"], settings.get("source"))
         else:
             raise errors.WireError(f"a worker got a message of kind {message.kind}, which only heads get")
         return None

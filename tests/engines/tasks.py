@@ -107,4 +107,10 @@ def peak_megabytes(_: int) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def ray_node(_: int) -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
 not_a_function = 3
