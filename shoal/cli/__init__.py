@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 
-# One BLAS thread also in this process, before anything loads NumPy: the serial engine runs lanes here.
-os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+# One BLAS thread also in this process, before anything loads NumPy: the serial engine runs lanes here. `up` computes
+# nothing, and what it starts is not its own.
+if sys.argv[1:2] != ["up"]:
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
 import difflib
 import importlib
 import io
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +35,7 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit
   shoal doctor                                     what works on this machine
+  mpirun -n 4 shoal up -- COMMAND                  run a command on a Ray cluster inside of an allocation
   shoal bench --quick                              how fast it is, beside others
 
 Each command has --help. Exit codes: 0 done, 1 failed or different, 2 your settings or environment, 130/143 stopped.
@@ -49,6 +52,7 @@ COMMANDS = {
     "check-env": "machine:check_env",
     "doctor": "machine:doctor",
     "bench": "bench:bench",
+    "up": "up:up",
 }
 """Name of each command, and the module of this package and the function that run it."""
 

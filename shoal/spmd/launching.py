@@ -54,6 +54,16 @@ def place(variables: Mapping[str, str]) -> Place | None:
     return None
 
 
+def without_rank(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a process that is no rank, although this one may be."""
+    own = {name for _, *names in _LAUNCHERS for name in names}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name not in own and not name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))
+    }
+
+
 def launch(n: int) -> None:
     """Run this script again as `n` processes under mpirun, and end with its exit code.
 
