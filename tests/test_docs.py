@@ -19,22 +19,35 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("make ")]
 
 
-@pytest.mark.timeout(300)
-def test_commands(tmp_path: Path) -> None:
-    found = commands(ROOT / "README.md") + commands(ROOT / "docs/runs.md")  # which looks at the run of the README
-    assert len(found) >= 9
+def run_all(lines: list[str], tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     binaries = tmp_path / "bin"
     binaries.mkdir()
     for name, words in {"python": "", "shoal": "-m shoal"}.items():
         (binaries / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (binaries / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    for line in found:
+    path = os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    for line in lines:
         done = subprocess.run(
             shlex.split(line), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.timeout(300)
+def test_commands(tmp_path: Path) -> None:
+    found = commands(ROOT / "README.md") + commands(ROOT / "docs/runs.md")  # which looks at the run of the README
+    assert len(found) >= 9
+    run_all(found, tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_commands_about_ray(tmp_path: Path) -> None:
+    found = commands(ROOT / "docs/ray.md")
+    assert len(found) >= 5
+    run_all(found, tmp_path)
 
 
 def test_make_targets_exist() -> None:

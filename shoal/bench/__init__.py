@@ -20,6 +20,7 @@ PARTS = {
     "time": ("reach", "time to a score, each library with its best known settings"),
     "dqn": ("dqn", "DQN beside Stable-Baselines3 and beside one remote call per transition"),
     "learn": ("learn", "scores of the presets over seeds, beside published ones"),
+    "ray": ("ray", "TRPO on Ray beside processes; Pong from RAM, serial and parallel"),
     "startup": ("startup", "time to the first environment step, and a worker's memory"),
 }
 """Name of each part, its module, and what it measures."""
