@@ -1,6 +1,7 @@
 """DQN: the maths of one block of updates, values where the answer is known, and acting while learning."""
 
 import dataclasses
+import functools
 import re
 import threading
 from collections.abc import Iterator
@@ -283,7 +284,8 @@ def test_slots_act_with_their_own_epsilon() -> None:
     observations = np.tile(np.array([[1, 2, 3]], np.float32), (2, 1))
     noise = POLICY.head.noise(np.random.default_rng(0), 4000, 2)
     best = int(POLICY.out(PARAMS, observations)[0].argmax())
-    first, second, third = (POLICY.actor(weights, lane) for lane in (0, 1, 2))
+    nothing = np.zeros((2, 0), np.float32)  # such policies remember nothing
+    first, second, third = (functools.partial(POLICY.actor(weights, lane), memory=nothing) for lane in (0, 1, 2))
     actions = np.stack([first(observations, row) for row in noise])[..., 0]
     assert (actions[:, 0] == best).all()
     np.testing.assert_allclose(np.bincount(actions[:, 1]) / 4000, 1 / 3, atol=0.03)

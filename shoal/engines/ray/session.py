@@ -33,10 +33,10 @@ RAY_ENVIRONMENT = {
     "RAY_worker_niceness": "0",
 }
 """Variables for the start of Ray on a machine."""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""What Ray does on a Mac unless told: stay on loopback, with no port open to the network."""
 FOLDERS = Path("/tmp")  # noqa: S108  mkdtemp makes folders that are ours alone
 """Where Ray's sessions are; names of sockets in it must be short."""
-
-_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # what Ray does on a Mac: no port is open to the network
 _CONNECT = 5.0  # seconds for a cluster to answer
 
 
@@ -50,7 +50,7 @@ class Session:
     def __init__(self, address: str | None, cpus: float, runtime_env: dict[str, Any]) -> None:
         if _is_local(address) and "ray" not in sys.modules:  # read when it is loaded
             os.environ.setdefault("RAY_AUTH_MODE", "token")
-        with _variables(_LOOPBACK if _is_local(address) else {}):
+        with _variables(LOOPBACK if _is_local(address) else {}):
             import ray
 
         self.ray: Any = ray
