@@ -11,19 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
-import ipaddress
 import logging
 import os
 import signal
 import socket
-import sys
-import tempfile
 import threading
 import time
 import uuid
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,29 +26,20 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from shoal.engines import wire
-from shoal.engines.fingerprint import fingerprint
 from shoal.engines.functions import main_script, refuse_while_loading
-from shoal.engines.keeper import Keeper
-from shoal.engines.processes import available_cores, process_state, python_path
+from shoal.engines.processes import available_cores
+from shoal.engines.ray_session import Session, brief, take_signals_back
+from shoal.engines.ray_worker import Watcher, Worker, living, machine
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import Kind, Message
-from shoal.engines.worker import ENVIRONMENT, Server
-from shoal.errors import EngineError, MissingExtra, UsageError, WorkerRefused
+from shoal.engines.worker import ENVIRONMENT
+from shoal.errors import EngineError, UsageError, WorkerRefused
 
 log = logging.getLogger("shoal.engine")
 
-INSTALL = "pip install 'shoal[ray]'"
 OPTIONS = ("placement", "num_cpus", "resources", "runtime_env")
 """What `--engine-options` may hold."""
-RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's workers yield to everything else unless told: on a busy machine they hardly run.
-    "RAY_worker_niceness": "0",
-}
-"""Variables for the start of Ray on a machine."""
-FOLDERS = Path("/tmp")  # noqa: S108  mkdtemp makes folders that are ours alone
-"""Where Ray's sessions are; names of sockets in it must be short."""
 PLACEMENTS = ("spread", "pack")
 
 _LOOK_EVERY = 1.0  # seconds between looks at processes
@@ -61,8 +47,6 @@ _NODES_EVERY = 2.0  # seconds between looks at the cluster
 _FAILED_STARTS = 3  # in a row, before an engine without workers gives up
 _LONGEST_PAUSE = 30.0  # seconds between attempts to start a worker
 _PATIENCE = 300.0  # seconds that tasks wait for a first worker: a runtime environment may have to be installed
-_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # what Ray does on a Mac: no port is open to the network
-_CONNECT = 5.0  # seconds for a cluster to answer
 
 
 def problems(address: str | None, options: Mapping[str, Any]) -> list[str]:
@@ -118,8 +102,8 @@ class RayEngine(RemoteEngine):
         demand = {"CPU": num_cpus} | dict(resources or {})
         shipped = dict(runtime_env or {})
         cpus = max(float(available_cores()), (workers or 0) * num_cpus)
-        session = _Session.join(address or os.environ.get("RAY_ADDRESS"), cpus, shipped)
-        _take_signals_back()
+        session = Session.join(address or os.environ.get("RAY_ADDRESS"), cpus, shipped)
+        take_signals_back()
         try:
             transport = _Actors(session, workers, demand, placement, shipped)
         except BaseException:
@@ -139,63 +123,6 @@ class RayEngine(RemoteEngine):
     def _settings(self) -> dict[str, Any]:
         """The script travels along: other nodes need not have it."""
         return super()._settings() | {"source": self._source}
-
-
-# The workers' side --------------------------------------------------------------------------------------------
-
-
-def machine() -> str:
-    """Equal for two processes if, and only if, they see the same process table."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return socket.gethostname()
-
-
-def living(pids: Sequence[int]) -> list[tuple[int, bool]]:
-    """Those processes that there are, and whether each may run: it is not stopped by a signal."""
-    states = {pid: process_state(pid) for pid in pids}
-    return [(pid, state not in "Tt") for pid, state in states.items() if state and state not in "ZX"]
-
-
-class Worker:
-    """The actor."""
-
-    def __init__(self) -> None:
-        self._server = Server()
-
-    def hello(self) -> bytes:
-        """Who and where this is."""
-        import ray
-
-        node = ray.get_runtime_context().get_node_id()
-        return bytes(wire.encode([fingerprint(), os.getpid(), machine(), node]))
-
-    def take(self, kind: int, number: int, frame: bytes) -> bytes:
-        """Act on a message. The answer is a frame and its kind; behind, so that arrays stay where they are aligned."""
-        if kind == Kind.WELCOME:
-            # What the runtime environment has brought comes before what the head has at the same place.
-            settings = wire.decode(frame)
-            settings["path"] = [*sys.path, *(entry for entry in settings["path"] if entry not in sys.path)]
-            frame = bytes(wire.encode(settings))
-        reply = self._server.handle(Message(kind, number, frame))
-        return b"" if reply is None else bytes(reply.frame) + bytes([reply.kind])
-
-
-class Watcher:
-    """An actor on each other machine that looks at the process table: a worker that is at work cannot answer."""
-
-    def living(self, pids: bytes) -> bytes:
-        """`living` there."""
-        return bytes(wire.encode([list(one) for one in living(wire.decode(pids))]))
-
-    def kill(self, pid: int) -> None:
-        """End a worker that does not end by itself."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-# The head's side ----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -234,7 +161,7 @@ class _Actors:
 
     def __init__(
         self,
-        session: _Session,
+        session: Session,
         workers: int | None,
         demand: Mapping[str, float],
         placement: str,
@@ -363,7 +290,7 @@ class _Actors:
             return []
         error = future.exception()
         if error is not None:
-            return self._gone(number, _brief(error))
+            return self._gone(number, brief(error))
         theirs, pid, where, node = wire.decode(future.result())
         with self._lock:
             actor.pid, actor.machine, actor.node = pid, where, node
@@ -500,202 +427,6 @@ class _Actors:
         self._session.leave()
 
 
-class _Session:
-    """This process's connection to Ray, for all engines that are open. Its thread starts Ray and stops it:
-    the kernel ends Ray's processes with the thread that started them."""
-
-    _open: _Session | None = None
-    _lock = threading.Lock()
-
-    def __init__(self, address: str | None, cpus: float, runtime_env: dict[str, Any]) -> None:
-        if _is_local(address) and "ray" not in sys.modules:  # read when it is loaded
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-        with _variables(_LOOPBACK if _is_local(address) else {}):
-            import ray
-
-        self.ray: Any = ray
-        self.address = address
-        self.runtime_env = runtime_env
-        """What all workers of this session have, on every node."""
-        self.users = 0
-        self.started = False
-        """Whether Ray runs for this process alone."""
-        self._left = threading.Event()
-        if ray.is_initialized():  # the user's own: used as it is, and left as it is
-            self._thread, self.runtime_env = None, {}
-            return
-        ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._live, args=(address, cpus, ready), name="shoal-ray", daemon=True)
-        self._thread.start()
-        ready.result()
-
-    @classmethod
-    def join(cls, address: str | None, cpus: float, runtime_env: dict[str, Any]) -> _Session:
-        """The one that is open, or a new one."""
-        if importlib.util.find_spec("ray") is None:
-            raise MissingExtra(f"the ray engine needs Ray. To install it, type: {INSTALL}")
-        with cls._lock:
-            if cls._open is None:
-                cls._open = cls(address, cpus, runtime_env)
-            elif not _is_local(address) and address != cls._open.address:
-                raise UsageError(
-                    f"an engine of this process is on another Ray ({cls._open.address or 'of this machine alone'}), so "
-                    f"{address} cannot be joined. Close that engine first"
-                )
-            cls._open.users += 1
-            return cls._open
-
-    def leave(self) -> None:
-        """An engine is done with it."""
-        with self._lock:
-            self.users -= 1
-            if self.users:
-                return
-            type(self)._open = None
-            self._left.set()
-            if self._thread is not None:
-                self._thread.join()
-
-    def _live(self, address: str | None, cpus: float, ready: Future[None]) -> None:
-        """Start or join Ray; stop or leave it when the last engine has closed."""
-        try:
-            with contextlib.ExitStack() as stack:
-                options: dict[str, Any] = {"logging_level": logging.ERROR}
-                options |= {"log_to_driver": log.isEnabledFor(logging.DEBUG)}
-                options |= {"runtime_env": self.runtime_env} if self.runtime_env else {}
-                if _is_local(address):
-                    keeper = Keeper()
-                    stack.callback(keeper.close)
-                    stack.callback(self.ray.shutdown)
-                    self._start(keeper, cpus, options)
-                else:
-                    stack.callback(self.ray.shutdown)
-                    self._connect(str(address), options)
-                if not log.isEnabledFor(logging.DEBUG):
-                    self._hush()
-                ready.set_result(None)
-                self._left.wait()
-        except BaseException as error:
-            if ready.done():
-                log.exception("Ray could not be stopped")
-            else:
-                ready.set_exception(error)
-
-    def _start(self, keeper: Keeper, cpus: float, options: dict[str, Any]) -> None:
-        self.started = True
-        folder = tempfile.mkdtemp(prefix="shoal-ray-", dir=FOLDERS)
-        keeper.remove(folder)
-        with (
-            _variables(ENVIRONMENT | keeper.variables | {"PYTHONPATH": python_path()} | RAY_ENVIRONMENT),
-            warnings.catch_warnings(),
-        ):
-            # Ray forks to start its processes, which become other programs at once. JAX warns of those that do not.
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            try:
-                self.ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **options)
-            except Exception as error:
-                raise EngineError(
-                    f"Ray could not be started: {_brief(error)}. Likely causes: too little memory, or a full disk ("
-                    f"{FOLDERS}, and shared memory)"
-                ) from error
-
-    def _hush(self) -> None:
-        """Ray prints half a page for each worker that is lost, which Shoal says in one line. Ends what prints."""
-        with contextlib.suppress(AttributeError):  # another version of Ray; then it prints
-            worker = self.ray._private.worker.global_worker
-            worker.threads_stopped.set()  # first: without it the thread would ask a closed subscriber again and again
-            worker.gcs_error_subscriber.close()
-
-    def _connect(self, address: str, options: dict[str, Any]) -> None:
-        host, _, port = address.rpartition(":")
-        if address.startswith("ray://"):
-            raise UsageError(
-                f"RAY_ADDRESS={address} is the address of a Ray client server, by which nodes cannot be reached. "
-                f"Give the cluster's own: HOST:PORT, where PORT is 6379 unless told (--engine ray://HOST:PORT)"
-            )
-        if address != "auto":
-            _demand_token(host)
-            try:
-                socket.create_connection((host, int(port)), timeout=_CONNECT).close()
-            except (OSError, ValueError) as error:
-                raise UsageError(
-                    f"no Ray cluster answers at {address}: {error}. Start one with `ray start --head` or `shoal up`"
-                ) from None
-        try:
-            self.ray.init(address, **options)
-        except Exception as error:
-            raise UsageError(
-                f"the Ray cluster at {address} could not be joined: {_brief(error)}. This machine has to be one of its "
-                f"nodes; to make it one that only learns, type: ray start --address={address} --num-cpus=0"
-            ) from None
-        _demand_token(self.ray.get_runtime_context().gcs_address.rpartition(":")[0])
-
-
-def _take_signals_back() -> None:
-    """Ray's C++ code answers SIGTERM by ending the process, past Python: a head would not save."""
-    handler = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is threading.main_thread() and handler is not None:
-        signal.signal(signal.SIGTERM, handler)
-
-
-def _is_local(address: str | None) -> bool:
-    return address in (None, "", "local")
-
-
-def _demand_token(host: str) -> None:
-    """Whoever reaches a Ray without tokens can run code on it, and on whoever joins it."""
-    if _is_loopback(host):
-        return
-    mode = os.environ.get("RAY_AUTH_MODE")
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    if mode is None and ("RAY_AUTH_TOKEN" in os.environ or path.is_file()):
-        return  # Ray uses it
-    if mode is None or mode.lower() != "token":
-        raise UsageError(
-            f"the Ray cluster at {host} is on a network, and Ray's token authentication is off: anyone who reaches it "
-            f"could run code here. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the token, on "
-            f"every node and here (`ray get-auth-token --generate` makes one; `shoal up` does all of it)"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for what is started inside of the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _how(error: BaseException) -> str:
-    """How a worker was lost. Ray's reports are pages long."""
-    text = str(error)
-    if type(error).__name__ == "OutOfMemoryError" or "OUT_OF_MEMORY" in text:
-        return "was ended because its node ran out of memory"
-    if "node has died" in text or "NODE_DIED" in text:
-        return "went with its node"
-    return "died" if type(error).__name__ in ("ActorDiedError", "RayActorError") else _brief(error)
-
-
-def _brief(error: BaseException) -> str:
-    """The end of a report of Ray, where what happened stands."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
-
-
 def _amounts(demand: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in demand.items())
 
@@ -706,3 +437,13 @@ def _cannot_start(reason: str) -> EngineError:
         f"{reason}). Likely causes: Shoal or a package is not installed on the nodes, or the runtime environment is "
         f"wrong. To see more, type: shoal doctor"
     )
+
+
+def _how(error: BaseException) -> str:
+    """How a worker was lost. Ray's reports are pages long."""
+    text = str(error)
+    if type(error).__name__ == "OutOfMemoryError" or "OUT_OF_MEMORY" in text:
+        return "was ended because its node ran out of memory"
+    if "node has died" in text or "NODE_DIED" in text:
+        return "went with its node"
+    return "died" if type(error).__name__ in ("ActorDiedError", "RayActorError") else brief(error)

@@ -19,7 +19,7 @@ from shoal.errors import EngineError, Stopped, UsageError
 from shoal.spmd.launching import without_rank
 from shoal.up import link
 from shoal.up.allocation import Allocation
-from shoal.up.node import LOOPBACK, Node
+from shoal.up.node import HERE, Node
 
 REQUEUE = 75
 """Exit code of a driver that was stopped because the time of the job was up: start the job again to go on."""
@@ -108,7 +108,7 @@ class _Head:
         for _, member in sorted(self.ranks.members.items()):
             if member.machine != here:
                 leaders.setdefault(member.machine, member)
-        ip = self.ranks.reached_at if leaders else LOOPBACK
+        ip = self.ranks.reached_at if leaders else HERE
         self.say(f"{size} rank(s) on {1 + len(leaders)} machine(s); starting Ray's head on {ip}")
         _check_port(ip, self.orders.port)
         node = Node(

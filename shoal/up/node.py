@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.engines.keeper import Keeper
-from shoal.engines.ray import RAY_ENVIRONMENT
+from shoal.engines.ray_session import FOLDERS, LOOPBACK, RAY_ENVIRONMENT
 from shoal.spmd.launching import without_rank
 
 _UP = "Ray runtime started"  # what `ray start` says when it is done
-LOOPBACK = "127.0.0.1"
-STAY_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""What Ray does on a Mac unless told: stay on loopback, with no port open to the network."""
+HERE = "127.0.0.1"
 
 
 class Node:
@@ -37,8 +35,10 @@ class Node:
         folder: str | None = None,
         port: int = 0,
     ) -> None:
-        self.folder = folder or tempfile.mkdtemp(prefix="shoal-up-", dir="/tmp")  # short: sockets are in it
-        keeper.remove(self.folder)
+        ours = folder is None or not Path(folder).exists()  # else the head is on this machine too, and sees to it
+        self.folder = folder or tempfile.mkdtemp(prefix="shoal-up-", dir=FOLDERS)
+        if ours:
+            keeper.remove(self.folder)
         own = tempfile.mkdtemp(prefix="shoal-up-")
         keeper.remove(own)
         token_file = Path(own) / "token"
@@ -50,8 +50,8 @@ class Node:
         self.cpus = min(limit or len(cores), len(cores))
         self.variables = keeper.variables | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
         """With which processes of this machine may use Ray, and end with this rank."""
-        if ip == LOOPBACK:
-            self.variables |= STAY_LOCAL
+        if ip == HERE:
+            self.variables |= LOOPBACK
         words = ["start", "--block", f"--node-ip-address={ip}", f"--num-cpus={self.cpus}", "--disable-usage-stats",
                  # Free ones: other people's Ray, or a second node of ours, may run here.
                  "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 
 import shoal
 from shoal import engines
-from shoal.engines import ray as ray_engine
+from shoal.engines.ray_session import FOLDERS, Session
 from shoal.errors import EngineError, UsageError, WorkerRefused
 from shoal.rundir import RunDir
 from tests.engines import tasks
@@ -32,7 +32,7 @@ WALK = ["tests.toys:Walk-v0", "--batch-steps=256", "--lanes=4", "--width=2", "--
 @pytest.fixture(scope="module", autouse=True)
 def one_ray() -> Iterator[None]:
     """A Ray that stays open for the engines of all tests."""
-    session = ray_engine._Session.join(None, 8.0, {})
+    session = Session.join(None, 8.0, {})
     yield
     session.leave()
 
@@ -111,10 +111,10 @@ def test_another_cluster_at_the_same_time_is_refused() -> None:
 @pytest.fixture
 def own_folders() -> Iterator[Callable[[], set[Path]]]:
     """Gives the session folders that are new since the beginning of the test; all have to be gone at its end."""
-    before = set(ray_engine.FOLDERS.glob("shoal-ray-*"))
+    before = set(FOLDERS.glob("shoal-ray-*"))
 
     def found() -> set[Path]:
-        return set(ray_engine.FOLDERS.glob("shoal-ray-*")) - before
+        return set(FOLDERS.glob("shoal-ray-*")) - before
 
     yield found
     deadline = time.monotonic() + 15
