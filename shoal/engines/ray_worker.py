@@ -52,7 +52,7 @@ class Worker:
             settings["path"] = [*sys.path, *(entry for entry in settings["path"] if entry not in sys.path)]
             frame = bytes(wire.encode(settings))
         reply = self._server.handle(Message(kind, number, frame))
-        return b"" if reply is None else bytes(reply.frame) + bytes([reply.kind])
+        return b"" if reply is None else b"".join([reply.frame, bytes([reply.kind])])
 
 
 class Watcher:
