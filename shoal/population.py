@@ -47,8 +47,8 @@ class Members:
     """Who is evaluated. Either `params`, or `places` in a noise table and `scales` for steps away from the centre."""
 
     seeds: np.ndarray
-    """(n,) int64: those with an equal number play in equal environments. Negative: to be looked at, not learned from, by
-    one whole episode whatever the plan."""
+    """(n,) int64: those with an equal number play in equal environments. Negative: plays one whole episode, whatever the
+    plan, to be looked at and not learned from."""
     params: np.ndarray | None = None
     """(n, count) float32: the weights of each."""
     places: np.ndarray | None = None
@@ -162,7 +162,7 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
 
     def following(slot: int) -> int | None:
         member = loaded[slot]
-        if 0 <= seeds[member] and planned[member] <= tally.episodes[member] and tally.steps[member] < plan["steps"]:
+        if seeds[member] >= 0 and planned[member] <= tally.episodes[member] and tally.steps[member] < plan["steps"]:
             return lane.turn(member, tally.episodes[member])
         return enter(slot) if waiting else None
 
