@@ -8,7 +8,6 @@ alone. Only scores come back.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +47,8 @@ class Members:
     """Who is evaluated. Either `params`, or `places` in a noise table and `scales` for steps away from the centre."""
 
     seeds: np.ndarray
-    """(n,) int64: those with an equal number play in equal environments. Negative: without the plan's limit."""
+    """(n,) int64: those with an equal number play in equal environments. Negative: plays one whole episode, whatever the
+    plan, to be looked at and not learned from."""
     params: np.ndarray | None = None
     """(n, count) float32: the weights of each."""
     places: np.ndarray | None = None
@@ -99,7 +99,8 @@ class Population:
         for lane, size in enumerate(shares(len(members.seeds), self.lanes)):
             here = slice(starts[-1], starts[-1] + size)
             starts.append(here.stop)
-            place = self._place | {"lane": lane, "width": min(self.width, size * plan.episodes)}
+            planned = np.where(members.seeds[here] < 0, 1, plan.episodes).sum()
+            place = self._place | {"lane": lane, "width": min(self.width, int(planned))}
             told = {name: values[here] for name, values in vars(members).items() if values is not None}
             futures.append(self.engine.submit(evaluate, place, self._policy, weights, vars(plan), told, self._table))
         try:
@@ -135,9 +136,11 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
     """Task: episodes of members, in order of members, then of time."""
     parsed = Policy.from_tree(policy)
     stacked = np.zeros((place["width"], parsed.count), np.float32)
-    lane = _Turns(place, plan, members["seeds"].tolist(), parsed.remembered)
+    seeds = members["seeds"].tolist()
+    lane = _Turns(place, plan, seeds, parsed.remembered)
     tally = _Tally(lane, parsed)
-    waiting = deque(itertools.product(range(len(members["seeds"])), range(plan["episodes"])))
+    planned = [1 if seed < 0 else plan["episodes"] for seed in seeds]
+    waiting = deque((member, number) for member, count in enumerate(planned) for number in range(count))
     loaded = [-1] * lane.width  # who is in each slot
 
     def load(slot: int, member: int) -> None:
@@ -159,7 +162,7 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
 
     def following(slot: int) -> int | None:
         member = loaded[slot]
-        if tally.episodes[member] >= plan["episodes"] and tally.steps[member] < plan["steps"]:
+        if seeds[member] >= 0 and planned[member] <= tally.episodes[member] and tally.steps[member] < plan["steps"]:
             return lane.turn(member, tally.episodes[member])
         return enter(slot) if waiting else None
 

@@ -130,6 +130,8 @@ def test_episodes_are_cut_but_not_those_of_the_policy_itself() -> None:
     who.seeds[:2] = [-1, -2]
     assert evaluated(env, policy, weights, who, Plan(4, 1, 0, 3)).lengths.tolist() == [8, 8, 3, 3, 3]
     assert evaluated(env, policy, weights, who, Plan(4, 1, 0, 9)).lengths.tolist() == [8] * 5
+    counts = np.bincount(evaluated(env, policy, weights, who, Plan(4, 3, 30, 3)).members)
+    assert counts.tolist() == [1, 1, 10, 10, 10], "nor do these play more than one"
     shorter = EnvSpec("tests.toys:Identity-v0", max_episode_steps=2)
     assert evaluated(shorter, policy, weights, who, Plan(4, 1, 0, 3)).lengths.tolist() == [2] * 5
 
