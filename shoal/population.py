@@ -47,7 +47,7 @@ class Members:
     """Who is evaluated. Either `params`, or `places` in a noise table and `scales` for steps away from the centre."""
 
     seeds: np.ndarray
-    """(n,) int64: those with an equal number play in equal environments. Negative: plays one whole episode, whatever the
+    """(n,) int64: those with an equal number play in equal environments. Negative: plays one whole episode whatever the
     plan, to be looked at and not learned from."""
     params: np.ndarray | None = None
     """(n, count) float32: the weights of each."""
