@@ -207,6 +207,9 @@ class _Head:
                         os.killpg(driver.pid, signals.number)
             elif now - asked_at > orders.grace:
                 driver.kill()
+        # A driver that is a shell ends at once; what it has started may still be saving.
+        while asked_at is not None and _lives(driver.pid) and time.monotonic() - asked_at < orders.grace:
+            time.sleep(_LOOK)
         node.keep_logs()
         code = 128 - code if code < 0 else code
         self.say(f"the driver ended with exit code {code}")
@@ -233,6 +236,15 @@ class _Head:
                 self.say(f"no word from rank {names}; its keeper ends what is left there")
                 return
             self.ranks.poll(_LOOK)
+
+
+def _lives(group: int) -> bool:
+    """Whether any process of a group is there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _starting(node: Node) -> tuple[int, str]:

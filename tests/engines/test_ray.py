@@ -103,6 +103,15 @@ def test_the_head_has_nothing_to_do_while_workers_work() -> None:
         assert time.process_time() - before < 0.3
 
 
+def test_actors_have_names() -> None:
+    import ray
+
+    with shoal.engine("ray", workers=1) as engine:
+        engine.map(tasks.echo, [1])
+        names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    assert [name for name in names if name.startswith("shoal-") and name.endswith("-worker-0")], names
+
+
 def test_another_cluster_at_the_same_time_is_refused() -> None:
     with pytest.raises(UsageError, match="Close that engine first"):
         shoal.engine("ray://127.0.0.1:9999")

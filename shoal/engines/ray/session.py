@@ -172,7 +172,7 @@ class Session:
 
 
 def take_signals_back() -> None:
-    """Ray's C++ code answers SIGTERM by ending the process, past Python: a head would not save."""
+    """Ray's C++ code has put itself before Python's handler of SIGTERM, to print a stack that says nothing to users."""
     handler = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(signal.SIGTERM, handler)
