@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from shoal import disk, seeding
 from shoal.errors import DiskFault, UsageError
@@ -64,7 +64,7 @@ def weighted_sum(table: np.ndarray, weights: np.ndarray, places: np.ndarray, siz
     total = np.zeros(size, np.float32)
     starts = places.tolist()
     weights = weights.astype(np.float32)
-    with threadpool_limits(1):  # more BLAS threads change bits
+    with _blas().limit(limits=1):  # more threads change bits
         for left in range(0, size, _COLUMNS):
             width = min(_COLUMNS, size - left)
             block = np.empty((_ROWS, width), np.float32)
@@ -74,6 +74,12 @@ def weighted_sum(table: np.ndarray, weights: np.ndarray, places: np.ndarray, siz
                     block[row] = table[start + left : start + left + width]
                 total[left : left + width] += weights[top : top + len(rows)] @ block[: len(rows)]
     return total
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """NumPy's BLAS, found once: looking for it takes longer than the sum for a small policy."""
+    return ThreadpoolController()
 
 
 def _digest(seed: int, size: int) -> str:
