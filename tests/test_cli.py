@@ -49,7 +49,7 @@ def train(cwd: Path, *words: str, env: str = "tests.toys:Walk-v0", **options: An
 def test_help_is_short_and_quick(tmp_path: Path) -> None:
     code, out, _ = shoal("--help", cwd=tmp_path)
     assert code == 0
-    assert len(out.splitlines()) < 20
+    assert len(out.splitlines()) < 25  # fits a terminal
     for command in ("train", "resume", "evaluate", "replay", "runs", "verify", "doctor"):
         assert f"shoal {command}" in out
         code, text, _ = shoal(command, "--help", cwd=tmp_path)
