@@ -186,7 +186,7 @@ def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
         "seed must be",
         "Did you mean processes?",
         "cannot be the name",
-        "not JSON",
+        "must be a JSON object",
         "CartPol",
     ):
         assert words in err
