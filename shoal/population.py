@@ -120,12 +120,13 @@ class Population:
 
 
 def shares(count: int, lanes: int) -> list[int]:
-    """How many of `count` members each lane gets: the first ones three times as many as the last ones.
+    """How many of `count` members each lane gets: where there are many lanes, the first get thrice what the last do.
 
     So whoever is done early finds a short task left, and nobody waits long for the last one, with any number of
     workers.
     """
-    ends = [round(count * (1.5 * done - 0.5 * done**2)) for done in np.linspace(0, 1, lanes + 1).tolist()]
+    skew = 0.5 if lanes >= 4 else 0.0
+    ends = [round(count * done * (1 + skew * (1 - done))) for done in np.linspace(0, 1, lanes + 1).tolist()]
     return [size for size in np.diff(ends).tolist() if size]
 
 

@@ -159,12 +159,12 @@ def test_shares(count: int, lanes: int) -> None:
     assert sum(found) == count
     assert min(found) >= 1
     assert len(found) <= lanes
-    if count >= 8 * lanes > 8:
+    if count >= 8 * lanes:
         assert len(found) == lanes
-        assert found[0] > 1.5 * found[-1]
+        assert (found[0] > 2 * found[-1]) if lanes == 8 else (found[0] - found[-1] <= 1)
 
 
 def test_lanes_follow_from_the_population() -> None:
     lanes = [Config(population=count).lanes for count in (2, 8, 16, 64, 128, 1024)]
-    assert lanes == [1, 2, 4, 4, 8, 64]
+    assert lanes == [1, 2, 2, 4, 8, 64]
     assert Config(population=64, tasks=3).lanes == 3

@@ -39,7 +39,7 @@ class SearchConfig:
     """Episodes in each generation of the policy that the search has arrived at, for its score. Not learned from."""
     tasks: int | None = None
     """Lanes that a generation is cut into; at most this many workers are busy. Part of the result. Unless told, one for
-    every 16 policies; 4 at least, if that leaves 4 policies for each."""
+    every 16 policies, and two for 8 to 32."""
     width: int = 16
     """Episodes of a lane that are played together."""
     hidden: tuple[int, ...] = ()
@@ -57,9 +57,8 @@ class SearchConfig:
 
     @property
     def lanes(self) -> int:
-        """Lanes that a generation is cut into. Few policies in a lane share what a step costs beside the environment;
-        many leave nobody waiting for the longest episode."""
-        return self.tasks or max(self.population // 16, min(4, self.population // 4), 1)
+        """Lanes that a generation is cut into: those in a lane share what a step costs beside the environment."""
+        return self.tasks or max(self.population // 16, min(2, self.population // 4), 1)
 
     @property
     def batch_steps(self) -> int:
