@@ -277,7 +277,8 @@ class _Actors:
         picky = any(node.refused for node in self._nodes.values())
         if not room:
             return (None if picky or self._fixed is None else "DEFAULT"), ""
-        chosen = (max if self._placement == "pack" else min)(room, key=lambda name: (room[name], name))
+        order = sorted(room, key=lambda name: (room[name], self._nodes[name].fits, name))
+        chosen = order[-1 if self._placement == "pack" else 0]  # to pack, begin with the node that holds most
         # Others may be using that node; then the worker may go elsewhere, unless it might go where it is refused.
         return NodeAffinitySchedulingStrategy(chosen, soft=not picky, _spill_on_unavailable=not picky), chosen
 
