@@ -13,7 +13,6 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import socket
 import threading
 import time
@@ -29,7 +28,7 @@ from shoal.engines import wire
 from shoal.engines.functions import main_script, refuse_while_loading
 from shoal.engines.processes import available_cores
 from shoal.engines.ray_session import Session, brief, take_signals_back
-from shoal.engines.ray_worker import Watcher, Worker, living, machine
+from shoal.engines.ray_worker import Watcher, Worker, end_stopped, living, machine
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import Kind, Message
@@ -401,11 +400,10 @@ class _Actors:
 
     def _kill(self, actor: _Actor) -> None:
         self._ray.kill(actor.handle)
-        if actor.pid and actor.machine == self._machine:  # one that was stopped does not hear Ray
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(actor.pid, signal.SIGKILL)
+        if actor.pid and actor.machine == self._machine:
+            end_stopped(actor.pid)
         elif actor.node in self._watchers:
-            self._watchers[actor.node].handle.kill.options(num_returns=0).remote(actor.pid)
+            self._watchers[actor.node].handle.end_stopped.options(num_returns=0).remote(actor.pid)
 
     def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
         """Only its node has to go, unless there is no other."""
