@@ -89,9 +89,7 @@ def mixed(cluster: Cluster) -> dict[str, Any]:
 def nodes_used(placement: str) -> int:
     with RayEngine(2, placement=placement) as engine:
         wait(lambda: len(engine.pids) == 2)
-        futures = [engine.submit(tasks.nap, 0.2) for _ in range(2)]
-        futures += [engine.submit(tasks.ray_node, 0) for _ in range(8)]
-        return len({future.result(60) for future in futures[2:]})
+        return len(set(engine.map(tasks.ray_node, [1.0, 1.0])))
 
 
 def elsewhere(cluster: Cluster) -> list[Any]:

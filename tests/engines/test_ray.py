@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +117,17 @@ def test_another_cluster_at_the_same_time_is_refused() -> None:
         shoal.engine("ray://127.0.0.1:9999")
 
 
-@pytest.fixture
-def own_folders() -> Iterator[Callable[[], set[Path]]]:
-    """Gives the session folders that are new since the beginning of the test; all have to be gone at its end."""
-    before = set(FOLDERS.glob("shoal-ray-*"))
-
-    def found() -> set[Path]:
-        return set(FOLDERS.glob("shoal-ray-*")) - before
-
-    yield found
-    deadline = time.monotonic() + 15
-    while left := found():
+def assert_gone(head: "subprocess.Popen[str]", family: list[psutil.Process]) -> None:
+    """Nothing is left of a head: neither processes nor its session folder."""
+    assert not psutil.wait_procs(family, timeout=20)[1]
+    deadline = time.monotonic() + 20
+    while left := folders_of(head):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def folders_of(head: "subprocess.Popen[str]") -> list[Path]:
+    return list(FOLDERS.glob(f"shoal-ray-{head.pid}-*"))
 
 
 SCRIPT = """
@@ -156,7 +154,7 @@ SCRIPT = """
 """
 
 
-def test_nothing_of_ray_outlives_a_head_that_is_killed(tmp_path: Path, own_folders: Callable[[], set[Path]]) -> None:
+def test_nothing_of_ray_outlives_a_head_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     shipped = tmp_path / "shipped"
@@ -172,9 +170,9 @@ def test_nothing_of_ray_outlives_a_head_that_is_killed(tmp_path: Path, own_folde
         family = family_of(head)
         while not any(process.name() == "sleep" for process in family):
             family = family_of(head)
-        assert own_folders()
+        assert folders_of(head)
         head.kill()
-    assert not psutil.wait_procs(family, timeout=15)[1]
+    assert_gone(head, family)
 
 
 def family_of(head: "subprocess.Popen[str]") -> list[psutil.Process]:
@@ -209,7 +207,7 @@ def test_nodes_come_and_go(tmp_path: Path) -> None:
     assert [line["digest"] for line in runs[0]] == [line["digest"] for line in runs[1]]
 
 
-def test_ctrl_c_saves_and_ends(tmp_path: Path, own_folders: Callable[[], set[Path]]) -> None:
+def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
     words = ["train", "trpo", *WALK, "--iterations=100000", "--engine=ray", "--workers=2", "--name=long"]
     command = [sys.executable, "-P", "-m", "shoal", *words]
     with subprocess.Popen(
@@ -222,11 +220,11 @@ def test_ctrl_c_saves_and_ends(tmp_path: Path, own_folders: Callable[[], set[Pat
             assert time.monotonic() < deadline
             time.sleep(0.02)
         family = family_of(head)
-        assert own_folders()
+        assert folders_of(head)
         os.killpg(head.pid, signal.SIGINT)  # as a terminal does: Ray's processes get it too
         out, _ = head.communicate(timeout=60)
     assert head.returncode == 130, out
     assert "SIGINT: saved iteration" in out
     assert "lost" not in out
     assert RunDir(tmp_path / "runs/long").saved()
-    assert not psutil.wait_procs(family, timeout=15)[1]
+    assert_gone(head, family)

@@ -31,6 +31,13 @@ def living(pids: Sequence[int]) -> list[tuple[int, bool]]:
     return [(pid, state not in "Tt") for pid, state in states.items() if state and state not in "ZX"]
 
 
+def end_stopped(pid: int) -> None:
+    """End a worker that is stopped by a signal and so does not hear Ray."""
+    if process_state(pid) in ("T", "t"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 class Worker:
     """The actor."""
 
@@ -62,7 +69,6 @@ class Watcher:
         """`living` there."""
         return bytes(wire.encode([list(one) for one in living(wire.decode(pids))]))
 
-    def kill(self, pid: int) -> None:
-        """End a worker that does not end by itself."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    def end_stopped(self, pid: int) -> None:
+        """`end_stopped` there."""
+        end_stopped(pid)

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import socket
 import threading
 import time
@@ -26,7 +25,7 @@ from typing import Any
 from shoal.engines import wire
 from shoal.engines.functions import main_script, refuse_while_loading
 from shoal.engines.processes import available_cores
-from shoal.engines.ray.actors import Watcher, Worker, living, machine
+from shoal.engines.ray.actors import Watcher, Worker, end_stopped, living, machine
 from shoal.engines.ray.session import Session, brief, take_signals_back
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
@@ -275,7 +274,8 @@ class _Actors:
         picky = any(node.refused for node in self._nodes.values())
         if not room:
             return (None if picky or self._fixed is None else "DEFAULT"), ""
-        chosen = (max if self._placement == "pack" else min)(room, key=lambda name: (room[name], name))
+        order = sorted(room, key=lambda name: (room[name], self._nodes[name].fits, name))
+        chosen = order[-1 if self._placement == "pack" else 0]  # to pack, begin with the node that holds most
         # Others may be using that node; then the worker may go elsewhere, unless it might go where it is refused.
         return NodeAffinitySchedulingStrategy(chosen, soft=not picky, _spill_on_unavailable=not picky), chosen
 
@@ -398,11 +398,10 @@ class _Actors:
 
     def _kill(self, actor: _Actor) -> None:
         self._ray.kill(actor.handle)
-        if actor.pid and actor.machine == self._machine:  # one that was stopped does not hear Ray
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(actor.pid, signal.SIGKILL)
+        if actor.pid and actor.machine == self._machine:
+            end_stopped(actor.pid)
         elif actor.node in self._watchers:
-            self._watchers[actor.node].handle.kill.options(num_returns=0).remote(actor.pid)
+            self._watchers[actor.node].handle.end_stopped.options(num_returns=0).remote(actor.pid)
 
     def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
         """Only its node has to go, unless there is no other."""

@@ -123,7 +123,7 @@ class Session:
 
     def _start(self, keeper: Keeper, cpus: float, options: dict[str, Any]) -> None:
         self.started = True
-        folder = tempfile.mkdtemp(prefix="shoal-ray-", dir=FOLDERS)
+        folder = tempfile.mkdtemp(prefix=f"shoal-ray-{os.getpid()}-", dir=FOLDERS)
         keeper.remove(folder)
         with (
             _variables(ENVIRONMENT | keeper.variables | {"PYTHONPATH": python_path()} | RAY_ENVIRONMENT),
