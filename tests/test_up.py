@@ -28,10 +28,11 @@ ROOT = Path(__file__).parents[1]
 SHOAL = [sys.executable, "-P", "-m", "shoal"]
 WALK = ["tests.toys:Walk-v0", "--batch-steps=256", "--lanes=2", "--width=4", "--hidden", "8", "--value-epochs=1"]
 TEMPORARY = Path(tempfile.gettempdir())
+OURS = {"SHOAL_TESTED_BY": str(os.getpid())}  # somebody else may use Ray on this machine at the same time
 
 
 def environment(**more: str) -> dict[str, str]:
-    return without_rank(os.environ) | {"PYTHONPATH": str(ROOT)} | more
+    return without_rank(os.environ) | {"PYTHONPATH": str(ROOT)} | OURS | more
 
 
 def ranks(job: str, rank: int, size: int) -> dict[str, str]:
@@ -53,14 +54,15 @@ def up(cwd: Path, *words: str, env: dict[str, str] | None = None) -> tuple[int, 
 
 
 def left_behind(before: set[int]) -> list[str]:
-    """Processes of Ray or of a driver that were not there before."""
+    """Processes of Ray or of a driver that a test has started. Ray's workers hide their variables; orphans are seen."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.pid in before or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            words = " ".join(process.cmdline())
-            if keeper.MARK in process.environ() or "ray::" in words or "raylet" in words or "gcs_server" in words:
+            words, variables = " ".join(process.cmdline()), process.environ()
+            kept = keeper.MARK in variables or "raylet" in words or "gcs_server" in words
+            if (kept and OURS.items() <= variables.items()) or ("ray::" in words and process.ppid() == 1):
                 found.append(words)
         except psutil.Error:
             continue
