@@ -76,10 +76,11 @@ def _is_marked(process: Path, mark: str) -> bool:
 
 def _writes(process: Path, folder: str) -> bool:
     for descriptor in (process / "fd").iterdir():
-        if str(descriptor.readlink()).startswith(f"{folder}/"):
-            flags = (process / "fdinfo" / descriptor.name).read_text().split("flags:")[1].split()[0]
-            if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
-                return True
+        with contextlib.suppress(OSError):  # closed meanwhile, which says nothing about the others
+            if str(descriptor.readlink()).startswith(f"{folder}/"):
+                flags = (process / "fdinfo" / descriptor.name).read_text().split("flags:")[1].split()[0]
+                if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
+                    return True
     return False
 
 

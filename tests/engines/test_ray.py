@@ -179,6 +179,7 @@ def family_of(head: "subprocess.Popen[str]") -> list[psutil.Process]:
     return psutil.Process(head.pid).children(recursive=True)
 
 
+@pytest.mark.timeout(240)
 def test_nodes_come_and_go(tmp_path: Path) -> None:
     script = Path(__file__).with_name("ray_cluster.py")
     done = subprocess.run(
@@ -187,7 +188,7 @@ def test_nodes_come_and_go(tmp_path: Path) -> None:
         text=True,
         env=ENVIRONMENT,
         cwd=tmp_path,
-        timeout=110,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
