@@ -142,7 +142,7 @@ def learn(parameters: Any, buffer: Any, inputs: int, actions: int) -> None:
 
 def main(job: dict[str, Any]) -> None:
     """Train until the process is ended."""
-    ray.init(num_cpus=job["actors"] + 3, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=job["actors"] + 3, include_dashboard=False, log_to_driver=False)
     env = gymnasium.make(job["env"])
     inputs, actions = sizes(env)
     torch.manual_seed(job["seed"])
