@@ -24,12 +24,12 @@ from shoal.bench.options import Options as Shared
 from shoal.bench.options import Say
 from shoal.bench.report import Report, counted, table, times
 from shoal.bench.sleepers import sleep
+from shoal.bench.task_cost import microseconds
 from shoal.engines.base import Engine
 from shoal.engines.redis.rig import Rig
 from shoal.envs.make import EnvSpec, describe
 
 ENVS = ("LunarLander-v3", "HalfCheetah-v5")
-_TASKS = 500  # in a row, to see what one costs
 _POPULATION = 64  # tasks of an iteration that brings back one number each
 
 
@@ -96,31 +96,19 @@ def _speed(env: str, options: Options, say: Say) -> list[str]:
     return [f"{env}, steps/s", *columns, times(rounds.spread(rounds.ratios(found, "redis", "processes")))]
 
 
-def nothing(number: int) -> int:
-    """Task: what an engine costs when there is nothing to do."""
-    return number
-
-
 def _tasks(options: Options, say: Say) -> list[list[str]]:
     """Microseconds for a task: of many at once, and of one alone there and back."""
     say("time per task with 1 worker, in microseconds")
 
     def many(engine: Engine) -> float:
-        begun = time.perf_counter()
-        engine.map(nothing, range(_TASKS))
-        return (time.perf_counter() - begun) / _TASKS * 1e6
+        return microseconds(engine, options.seconds)
 
     def alone(engine: Engine) -> float:
-        begun = time.perf_counter()
-        for number in range(_TASKS // 5):
-            engine.submit(nothing, number).result()
-        return (time.perf_counter() - begun) / (_TASKS // 5) * 1e6
+        return microseconds(engine, options.seconds, at_once=1)
 
     rows = []
     with _both(1) as engines:
         for what, measure in (("µs per task, many at once", many), ("µs per task, one after the other", alone)):
-            for engine in engines.values():
-                measure(engine)
             sides = {name: (lambda _, e=engine, m=measure: m(e)) for name, engine in engines.items()}
             found = rounds.measure(sides, options.rounds, say)
             columns = [counted(rounds.spread(rounds.numbers(found, side))) for side in sides]

@@ -1,7 +1,7 @@
 """What an engine adds to a task: `python -m shoal.bench.task_cost ENGINE WORKERS SECONDS` prints it as a line of JSON.
 
-Tasks that do nothing, submitted many at a time as an algorithm does, so that it is the cost of a task among others and
-not the time that one alone takes to come back.
+Tasks that do nothing, submitted many at a time as an algorithm does: what one costs among others. With one at a time it
+is the way there and back.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def nothing(number: int) -> int:
     return number
 
 
-def microseconds(engine: shoal.Engine, seconds: float) -> float:
+def microseconds(engine: shoal.Engine, seconds: float, at_once: int = AT_ONCE) -> float:
     """Microseconds per task, over at least so many seconds."""
     engine.map(nothing, range(AT_ONCE * engine.workers))
     tasks, begun = 0, time.perf_counter()
     while (passed := time.perf_counter() - begun) < seconds:
-        engine.map(nothing, range(AT_ONCE))
-        tasks += AT_ONCE
+        engine.map(nothing, range(at_once))
+        tasks += at_once
     return 1e6 * passed / tasks
 
 
