@@ -289,12 +289,13 @@ def test_killed_first_rank_takes_everything_along(tmp_path: Path) -> None:
     stale = tmp_path / "shoal-up" / "killed"
     stale.mkdir(parents=True)
     (stale / "head.json").write_text('{"addresses": ["127.0.0.1"], "port": 9, "token": "old"}')
+    (tmp_path / "driver.py").write_text(textwrap.dedent(SLEEPER))
     second = start(tmp_path, "--", "true", env=ranks("killed", 1, 2))
-    first = start(tmp_path, "--", sys.executable, "-c", textwrap.dedent(SLEEPER), env=ranks("killed", 0, 2))
+    first = start(tmp_path, "--", sys.executable, "driver.py", env=ranks("killed", 0, 2))
     read_until(first, "driving")
     first.kill()
     out, _ = second.communicate(timeout=30)
-    assert second.returncode == 1
+    assert second.returncode == 1, out
     assert "rank 0 is gone" in out
     read_until(first, "saved")
     first.communicate(timeout=30)  # once nobody holds its output any more

@@ -26,6 +26,7 @@ from shoal.errors import EngineError
 FILE = "head.json"
 _LINE = 64 * 1024  # bytes of a message, at most
 _CONNECT = 3.0  # seconds for one address to answer
+_GREET = 30.0  # seconds for rank 0 to greet: it may be busy, and who comes twice looks like one who came and was gone
 _LOOK = 0.1  # seconds between looks for the file
 
 
@@ -218,6 +219,7 @@ def find(folder: Path, rank: int, cores: Sequence[int], limit: int | None, deadl
             except OSError as error:
                 why = f"{address}:{content['port']} says {error}"
                 continue
+            connection.settimeout(_GREET)
             line = Line(connection)
             line.send(about | {"token": content["token"]})
             if messages := line.receive():  # rank 0 greets those whom it knows
