@@ -21,7 +21,7 @@ from pathlib import Path
 
 MARK = "SHOAL_KEPT"
 """Environment variable with the marks of those with whom a process shall end."""
-_GRACE = 10.0  # seconds to end in when asked
+_GRACE = 5.0  # seconds to end in when asked
 
 
 class Keeper:
