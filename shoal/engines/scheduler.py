@@ -296,6 +296,9 @@ class Scheduler:
                 number = heapq.heappop(worker.waiting)
             elif self._free:
                 number = heapq.heappop(self._free)
+                if self._homes.get(self._tasks[number].key, worker.number) != worker.number:
+                    commands += self._place(now, self._tasks[number])  # its key got a home while it waited
+                    continue
             else:
                 break
             commands += self._send(now, worker, self._tasks[number])

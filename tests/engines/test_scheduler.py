@@ -85,6 +85,16 @@ def test_key_stays_until_its_worker_is_lost() -> None:
     assert {worker for worker, _ in sends(commands)} <= {1 - home}
 
 
+def test_key_that_finds_a_home_while_tasks_wait() -> None:
+    scheduler = warmed_up(2)
+    filling = [scheduler.submit(0.0, task, "task") for task in range(1, 5)]
+    running = {worker: ticket(commands, task) for commands in filling for worker, task in sends(commands)}
+    for task in (5, 6):
+        assert sends(scheduler.submit(0.0, task, "task", key="lane")) == [], "nobody has room"
+    assert sends(scheduler.received(0.0, 0, running[0], None, 0.001)) == [(0, 5)]
+    assert sends(scheduler.received(0.0, 1, running[1], None, 0.001)) == [], "not to another worker"
+
+
 def test_idle_worker_takes_over_a_key_after_a_while() -> None:
     scheduler = warmed_up(2)
     tickets = {}
