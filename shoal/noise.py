@@ -51,7 +51,8 @@ def table(seed: int, size: int) -> np.ndarray:
             f"the noise table of {4 * size / 2**20:,.0f} MB could not be made in {folder}: {why}. Make room, name "
             f"another folder in the variable TMPDIR, or use a smaller table: --table-size {size // 4}"
         ) from None
-    mapped = mmap.mmap(file, 4 * size, prot=mmap.PROT_READ)
+    # All of it now, where the system can: a page that has to be read from disk later holds a lane up for milliseconds.
+    mapped = mmap.mmap(file, 4 * size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), mmap.PROT_READ)
     os.close(file)  # the map has a copy of the descriptor, and with it the lock that says that the file is in use
     return np.frombuffer(mapped, np.float32)
 
