@@ -49,6 +49,8 @@ class Options(Shared):
     """Train for so many steps instead of the preset's own number."""
     results: str | None = None
     """File that keeps each result as it comes; what is in it is not run again."""
+    train: bool = True
+    """Train what is not in that file; else the table has what is."""
     svg: str | None = None
     """Draw the learning curves of one preset into this file."""
 
@@ -69,6 +71,8 @@ class Options(Shared):
         chosen = self.chosen()
         if not found and not chosen:
             found.append(f"no preset of {', '.join(self.algo)} is called {' or '.join(self.env)}")
+        if not self.train and self.results is None:
+            found.append("without training the table has what is in a file of results: give one with --results FILE")
         if self.svg is not None and len(chosen) != 1:
             found.append(f"svg draws one preset, and {len(chosen)} are chosen; choose with --algo and --env")
         return found
@@ -98,6 +102,8 @@ def run(options: Options, say: Say) -> Report:
         for seed in range(options.seeds):
             result = results.find(algo, env, seed, preset, options.episodes)
             if result is None:
+                if not options.train:
+                    continue
                 try:
                     result = train(algo, env, seed, preset, options.episodes)
                 except subprocess.CalledProcessError as error:

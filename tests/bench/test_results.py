@@ -58,6 +58,10 @@ def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     assert f"| {scores[0]:.0f} to {scores[1]:.0f} " in row
     assert "zoo 500 @100k" in row
     assert "Written by `shoal bench learn --algo=trpo --env=CartPole-v1 --steps=4096 --episodes=5 --seeds=2`" in page
+    code, out, err = shoal(*words, "--seeds=3", "--no-train", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert row in out, "a table of what is there"
+    assert "give one with --results" in shoal("bench", "learn", "--no-train", cwd=tmp_path)[2]
 
 
 def test_a_run_that_fails_is_in_the_report(tmp_path: Path) -> None:
