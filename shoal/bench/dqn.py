@@ -42,8 +42,10 @@ class Options(PeerOptions):
     """Each trains to a score once with each of so many seeds."""
     cap: float = 120.0
     """Seconds after which a run to a score is given up."""
+    score: tuple[float, ...] = SCORES
+    """Mean returns to train to; none, and speed alone is measured."""
 
-    QUICK: ClassVar[dict[str, Any]] = {"rounds": 1, "seconds": 2.0, "seeds": 1, "cap": 60.0}
+    QUICK: ClassVar[dict[str, Any]] = {"rounds": 1, "seconds": 1.0, "score": ()}
 
     def environments(self) -> list[str]:
         """Which environments will be made."""
@@ -61,7 +63,8 @@ def run(options: Options, say: Say) -> Report:
         f"return of the last 100 training episodes count from the start of the process: median of {options.seeds} "
         f"seed(s), at most {options.cap:.0f} s each; Shoal with its preset. {machine.facts(peers.versions())}"
     )
-    return Report("dqn", f"{_speed(options, peers, say)}\n\n{_time(options, peers, say)}", notes)
+    tables = [_speed(options, peers, say)] + ([_time(options, peers, say)] if options.score else [])
+    return Report("dqn", "\n\n".join(tables), notes)
 
 
 def _speed(options: Options, peers: Peers, say: Say) -> str:
@@ -110,7 +113,7 @@ def _time(options: Options, peers: Peers, say: Say) -> str:
         "one call per transition": partial(_ray, peers),
     }
     rows = []
-    for score in SCORES:
+    for score in options.score:
         say(f"{ENV}: seconds to a mean return of {score:.0f}")
         sides = {name: partial(_reached, start, score, options.cap) for name, start in programs.items()}
         found = rounds.measure(sides, options.seeds, say)

@@ -65,7 +65,7 @@ class Options(PeerOptions):
     cap: float = 300.0
     """Seconds after which a run is given up."""
 
-    QUICK: ClassVar[dict[str, Any]] = {"env": ("CartPole-v1",), "seeds": 1, "cap": 45.0}
+    QUICK: ClassVar[dict[str, Any]] = {"env": ("CartPole-v1",), "seeds": 1, "cap": 15.0}
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
