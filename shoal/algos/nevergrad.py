@@ -12,6 +12,7 @@ import difflib
 import functools
 import hashlib
 import logging
+import math
 import random
 import time
 import warnings
@@ -153,6 +154,7 @@ class Searcher:
         self.asked = hashlib.sha256().hexdigest()
         """Digest of all that it asked so far."""
         self._candidates: list[Any] = []
+        self._losses: dict[int, float] = {}  # of all that it asked, by the hash of their bytes
         with self._fixed():
             import nevergrad
 
@@ -184,9 +186,18 @@ class Searcher:
             try:
                 for candidate, loss in zip(self._candidates, losses.tolist(), strict=True):
                     self._optimizer.tell(candidate, loss)
-                self.best = np.array(self._optimizer.provide_recommendation().value)
+                recommended = np.array(self._optimizer.provide_recommendation().value)
             except Exception as error:
                 raise self._refused(error) from error
+        for candidate, loss in zip(self._candidates, losses.tolist(), strict=True):
+            self._losses[hash(candidate.value.tobytes())] = loss
+        # CMA begins anew once it has converged, and then recommends the best since. What it found before was better.
+        if not self._loss(recommended) > self._loss(self.best):
+            self.best = recommended
+
+    def _loss(self, params: np.ndarray) -> float:
+        """What it was told about weights; not a number if nothing, as of a mean of what was tried."""
+        return self._losses.get(hash(params.tobytes()), math.nan)
 
     def _fixed(self) -> contextlib.AbstractContextManager[None]:
         return _fixed_chance(seeding.integer(self.seed, "ask", 1, self.generation))

@@ -88,6 +88,19 @@ def test_finds_the_bottom_of_the_bowl() -> None:
     assert found[-1].metrics["train/evaluations"] == 360
 
 
+def test_a_search_that_begins_anew_does_not_forget() -> None:
+    searcher = Searcher(Config(population=8, optimizer="CMA"), 3, np.full(2, 3.0, np.float32))
+    tried, losses = list[float](), list[float]()
+    for _ in range(150):
+        found = np.ceil(np.linalg.norm(searcher.ask(), axis=1))  # a flat bottom, on which CMA converges
+        searcher.tell(found)
+        tried.append(float(found.max()))
+        losses.append(float(np.ceil(np.linalg.norm(searcher.best))))
+    assert max(tried[-50:]) > 1, "it looks elsewhere again"
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] == 1
+
+
 def test_starts_from_a_policy_with_statistics_and_keeps_them(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     saved = saved_policy(path, Categorical((3,), (0,), scalar=True))
