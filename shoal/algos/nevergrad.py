@@ -154,7 +154,7 @@ class Searcher:
         self.asked = hashlib.sha256().hexdigest()
         """Digest of all that it asked so far."""
         self._candidates: list[Any] = []
-        self._losses: dict[int, float] = {}  # of all that it asked, by the hash of their bytes
+        self._losses: dict[int, float] = {}  # of all that it asked, by `_key`
         with self._fixed():
             import nevergrad
 
@@ -190,14 +190,14 @@ class Searcher:
             except Exception as error:
                 raise self._refused(error) from error
         for candidate, loss in zip(self._candidates, losses.tolist(), strict=True):
-            self._losses[hash(candidate.value.tobytes())] = loss
+            self._losses[_key(candidate.value)] = loss
         # CMA begins anew once it has converged, and then recommends the best since. What it found before was better.
         if not self._loss(recommended) > self._loss(self.best):
             self.best = recommended
 
     def _loss(self, params: np.ndarray) -> float:
         """What it was told about weights; not a number if nothing, as of a mean of what was tried."""
-        return self._losses.get(hash(params.tobytes()), math.nan)
+        return self._losses.get(_key(params), math.nan)
 
     def _fixed(self) -> contextlib.AbstractContextManager[None]:
         return _fixed_chance(seeding.integer(self.seed, "ask", 1, self.generation))
@@ -214,6 +214,11 @@ class Searcher:
             f"Nevergrad's {self.name} raised {type(error).__name__} in generation {self.generation}: {error}. "
             f"{'. '.join(hints) or 'Try another optimizer: shoal optimizers'}"
         )
+
+
+def _key(params: np.ndarray) -> int:
+    """Tells weights from others, as policies have them: Nevergrad's own way there and back changes the last bits."""
+    return hash(params.astype(np.float32).tobytes())
 
 
 @contextlib.contextmanager
