@@ -1,4 +1,4 @@
-"""How the head starts JAX: a fixed number of threads and a cache of compiled code.
+"""How the head uses JAX: a fixed number of threads, a cache of compiled code, and two calls at the same time.
 
 XLA on the CPU gives other bits with another number of threads, so the number is a setting of the run and not of the
 machine. It is read from the variable NPROC at JAX's first computation, and cannot be changed after.
@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from shoal.errors import UsageError
+
+One = TypeVar("One")
+Other = TypeVar("Other")
 
 log = logging.getLogger("shoal.learner")
 
@@ -39,6 +44,8 @@ def start(threads: int) -> None:
     os.environ["NPROC"] = str(threads)
     import jax
 
+    # With it, all computations queue for the same few threads, and two of them never run at the same time.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "jax"
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -51,3 +58,17 @@ def start(threads: int) -> None:
         ("jax_persistent_cache_min_entry_size_bytes", 0),
     ):
         jax.config.update(name, value)  # type: ignore[no-untyped-call]
+
+
+def ready(arrays: Any) -> Any:
+    """A tree of arrays, all of them computed and in place: calls that have to wait for one queue up behind others."""
+    import jax
+
+    return jax.block_until_ready(jax.device_put(arrays))  # type: ignore[no-untyped-call]
+
+
+def together(one: Callable[[], One], other: Callable[[], Other]) -> tuple[One, Other]:
+    """Call two functions at the same time; compiled code of `ready` arrays then runs on two cores."""
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(other)
+        return one(), later.result()

@@ -36,6 +36,17 @@ def start(
     )
 
 
+def read_until(process: "subprocess.Popen[str]", words: str) -> str:
+    """Read what a process prints until it has said something."""
+    assert process.stdout is not None
+    text = ""
+    while words not in text:
+        line = process.stdout.readline()
+        assert line, text
+        text += line
+    return text
+
+
 def shoal(*words: str, cwd: Path, **options: Any) -> tuple[int, str, str]:
     process = start(*words, cwd=cwd, **options)
     out, err = process.communicate(timeout=110)

@@ -19,7 +19,7 @@ from shoal.engines.redis.local import ROLES, Local
 from shoal.engines.redis.rig import Rig
 from shoal.rundir import RunDir
 from tests.engines import tasks
-from tests.test_cli import SMALL, shoal, start
+from tests.test_cli import SMALL, read_until, shoal, start
 from tests.test_docs import ROOT, commands
 
 WALK = ["train", "trpo", "tests.toys:Walk-v0", *SMALL[:-1], "--no-tensorboard"]
@@ -57,17 +57,6 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield found
 
 
-def lines_of(process: "subprocess.Popen[str]", text: str) -> str:
-    """Read what a process prints until it says something."""
-    assert process.stdout is not None
-    seen = ""
-    while text not in seen:
-        line = process.stdout.readline()
-        assert line, seen
-        seen += line
-    return seen
-
-
 def everything_that_others_can_read(*folders: Path) -> bytes:
     """Command lines of all processes, and what is in files that are not private."""
     found = b""
@@ -87,9 +76,9 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     home.local.configure()
     server = home.local.launch(detached=False)
     worker = home.start("worker", "--workers=2", "--allow=tests")
-    lines_of(worker, "2 worker(s) at redis://127.0.0.1")
+    read_until(worker, "2 worker(s) at redis://127.0.0.1")
     head = home.start(*WALK, "--iterations=4000", "--engine=redis", "--name=mine")
-    lines_of(worker, "2 of 2 worker(s) at work for")
+    read_until(worker, "2 of 2 worker(s) at work for")
     status, deadline = "", time.monotonic() + 60
     while not re.search(r"1 +2 +learns", status):  # the head says so with its next heartbeat
         assert time.monotonic() < deadline, status
@@ -109,7 +98,7 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     out, err = head.communicate(timeout=20)
     assert head.returncode == 130, out + err
     assert "saved iteration" in out
-    lines_of(worker, "wait for a run")
+    read_until(worker, "wait for a run")
     worker.terminate()
     rest, err = worker.communicate(timeout=20)
     assert worker.returncode == 143
@@ -146,7 +135,7 @@ def test_roles_may_do_what_they_need_and_nothing_else(home: Home) -> None:
         with package.engine(urls["head"]) as engine:
             values = engine.share([1, 2])
             assert engine.map(tasks.add, [[0]] * 20, values) == [[0, 1, 2]] * 20
-        lines_of(worker, "wait for a run")
+        read_until(worker, "wait for a run")
     finally:
         worker.terminate()
         worker.communicate(timeout=20)

@@ -21,6 +21,7 @@ from shoal.rundir import RunDir
 from shoal.spmd.launching import mpirun, without_rank
 from shoal.up.allocation import Allocation, duration, time_left
 from tests.engines.test_mpi import two_hosts
+from tests.test_cli import read_until
 
 __all__ = ["two_hosts"]
 
@@ -273,16 +274,6 @@ SLEEPER = """
     print("driving", flush=True)
     time.sleep(600)
 """
-
-
-def read_until(process: "subprocess.Popen[str]", words: str) -> str:
-    assert process.stdout is not None
-    text = ""
-    while words not in text:
-        line = process.stdout.readline()
-        assert line, text
-        text += line
-    return text
 
 
 def test_killed_first_rank_takes_everything_along(tmp_path: Path) -> None:

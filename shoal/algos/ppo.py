@@ -1,7 +1,8 @@
 """Proximal policy optimization (Schulman et al., 2017), with generalised advantage estimates.
 
 Each iteration samples a batch with the current policy and takes several passes of minibatch gradient steps on a
-surrogate that is clipped where the policy has moved too far. Everything after sampling is one jitted call.
+surrogate that is clipped where the policy has moved too far. Policy and value function share no weights: all passes of
+the one are a jitted call, all passes of the other another, and both run at the same time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
 from shoal.estimators import assess, explained_variance, mean, standardise
+from shoal.learner import ready, together
 from shoal.moments import Moments
 from shoal.policies import heads
 from shoal.policies.networks import MLP
@@ -71,12 +73,11 @@ class Config:
     """Samples per gradient step."""
     entropy: float = 0.0
     """Weight of the entropy bonus."""
-    value_weight: float = 0.5
-    """Weight of the value loss."""
     max_grad_norm: float = 0.5
-    """Longer gradients are shortened to this."""
+    """Longer gradients are shortened to this, those of the policy and those of the value function apart."""
     max_kl: float | None = None
-    """Leave out the rest of an update once a minibatch has moved by 1.5 times this KL divergence; never unless told."""
+    """Leave the policy as it is for the rest of an update once a minibatch has moved it by 1.5 times this KL
+    divergence; never unless told."""
 
     @property
     def fragment_steps(self) -> int:
@@ -89,7 +90,7 @@ class Config:
             self,
             at_least_one=("batch_steps", "lanes", "width", "hidden", "epochs", "minibatch"),
             above_zero=("lr", "clip", "value_clip", "max_grad_norm", "max_kl"),
-            not_negative=("entropy", "value_weight"),
+            not_negative=("entropy",),
             fractions=("gamma", "lam"),
             finite=("log_std_init",),
         )
@@ -113,13 +114,13 @@ def train(
     )  # fmt: skip
     value = MLP((policy.inputs, *config.hidden, 1), config.activation)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
-    update = jax.jit(make_update(config, policy, value, optimizer))
+    update = make_update(config, policy, value, optimizer)
 
     state = state or {}
     params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights"), config.log_std_init))
     critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
     returns = state.get("value", {}).get("returns", np.zeros(3, np.float32))
-    adam = optimizer.init(jnp.concatenate([params, critic]))
+    adam = {"policy": optimizer.init(jnp.asarray(params)), "value": optimizer.init(jnp.asarray(critic))}
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
     moments = Moments.from_tree(state["moments"]) if state else Moments.empty(policy.inputs)
@@ -198,9 +199,8 @@ def train(
 
 
 def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> Callable[..., Any]:
-    """The whole learning step as one function of arrays, for `jax.jit`."""
+    """The whole learning step as one function of arrays."""
     head = policy.head
-    policy_size = policy.network.count + head.free
 
     def update(
         params: Any,
@@ -213,6 +213,19 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         lr: Any,
         clip: Any,
     ) -> Any:
+        batch, orders = ready((batch, orders))
+        known, policy_rows, value_rows, variance = ready(look(critic, returns, behaviour, batch))
+        (new_params, policy_adam, learning), (new_critic, value_adam, fitting) = together(
+            lambda: improve(params, adam["policy"], policy_rows, orders, lr, clip),
+            lambda: fit(known.critic, adam["value"], value_rows, orders, lr),
+        )
+        finite = np.isfinite(new_params).all() and np.isfinite(new_critic).all()
+        learning |= fitting | {"train/explained_variance": variance, "finite": finite}
+        return new_params, new_critic, {"policy": policy_adam, "value": value_adam}, known.returns, learning
+
+    @jax.jit
+    def look(critic: Any, returns: Any, behaviour: Any, batch: Any) -> Any:
+        """What the value function says of a batch, and the samples that both learn from."""
         features = policy.features(batch["observations"], behaviour["mean"], behaviour["scale"])
         final_features = policy.features(batch["finals"], behaviour["mean"], behaviour["scale"])
         acted, used = features[:-1], batch["weights"]
@@ -221,58 +234,63 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         old_log_prob = head.log_prob(policy.out(behaviour["params"], acted), batch["actions"])
 
         count = used.size
-        rows = {
-            "x": acted.reshape(count, -1),
+        both = {"x": acted.reshape(count, -1), "used": used.reshape(count)}
+        policy_rows = both | {
             "actions": batch["actions"].reshape(count, -1),
             "estimate": known.estimates.reshape(count),
-            "target": known.normal_targets.reshape(count),
             "old_log_prob": old_log_prob.reshape(count),
+        }
+        value_rows = both | {
+            "target": known.normal_targets.reshape(count),
             "old_value": known.normal_values.reshape(count),
-            "used": used.reshape(count),
         }
-        # One flat vector for policy and value function: one optimizer step instead of many small ones.
-        both, new_adam, learning = descend(jnp.concatenate([params, known.critic]), adam, rows, orders, lr, clip)
-        learning |= {
-            "train/explained_variance": explained_variance(known.values, known.targets, used),
-            "finite": jnp.isfinite(both).all(),
-        }
-        return both[:policy_size], both[policy_size:], new_adam, known.returns, learning
+        return known, policy_rows, value_rows, explained_variance(known.values, known.targets, used)
 
-    def loss(both: Any, rows: Any, clip: Any) -> Any:
-        used = rows["used"]
-        out = policy.out(both[:policy_size], rows["x"])
-        log_ratio = head.log_prob(out, rows["actions"]) - rows["old_log_prob"]
-        ratio = jnp.exp(log_ratio)
-        estimate = standardise(rows["estimate"], used)
-        gain = jnp.minimum(ratio * estimate, jnp.clip(ratio, 1 - clip, 1 + clip) * estimate)
-        predicted = value(both[policy_size:], rows["x"])[:, 0]
-        if config.value_clip is not None:
-            old = rows["old_value"]
-            predicted = old + jnp.clip(predicted - old, -config.value_clip, config.value_clip)
-        value_loss = mean((predicted - rows["target"]) ** 2, used)
-        entropy = mean(head.entropy(out), used)
-        policy_loss = -mean(gain, used)
-        measures = {
-            "train/policy_gradient_loss": policy_loss,
-            "train/value_loss": value_loss,
-            "train/entropy_loss": -entropy,
-            "train/approx_kl": mean(ratio - 1 - log_ratio, used),
-            "train/clip_fraction": mean((jnp.abs(ratio - 1) > clip).astype(jnp.float32), used),
-        }
-        return policy_loss - config.entropy * entropy + config.value_weight * value_loss, measures
+    @jax.jit
+    def improve(params: Any, adam: Any, rows: Any, orders: Any, lr: Any, clip: Any) -> Any:
+        def loss(params: Any, rows: Any) -> Any:
+            used = rows["used"]
+            out = policy.out(params, rows["x"])
+            log_ratio = head.log_prob(out, rows["actions"]) - rows["old_log_prob"]
+            ratio = jnp.exp(log_ratio)
+            estimate = standardise(rows["estimate"], used)
+            gain = jnp.minimum(ratio * estimate, jnp.clip(ratio, 1 - clip, 1 + clip) * estimate)
+            entropy = mean(head.entropy(out), used)
+            policy_loss = -mean(gain, used)
+            return policy_loss - config.entropy * entropy, {
+                "train/policy_gradient_loss": policy_loss,
+                "train/entropy_loss": -entropy,
+                "train/approx_kl": mean(ratio - 1 - log_ratio, used),
+                "train/clip_fraction": mean((jnp.abs(ratio - 1) > clip).astype(jnp.float32), used),
+            }
 
-    def descend(both: Any, adam: Any, rows: Any, orders: Any, lr: Any, clip: Any) -> Any:
+        return descend(loss, params, adam, rows, orders, lr)
+
+    @jax.jit
+    def fit(critic: Any, adam: Any, rows: Any, orders: Any, lr: Any) -> Any:
+        def loss(critic: Any, rows: Any) -> Any:
+            predicted = value(critic, rows["x"])[:, 0]
+            if config.value_clip is not None:
+                old = rows["old_value"]
+                predicted = old + jnp.clip(predicted - old, -config.value_clip, config.value_clip)
+            value_loss = mean((predicted - rows["target"]) ** 2, rows["used"])
+            return value_loss / 2, {"train/value_loss": value_loss}
+
+        return descend(loss, critic, adam, rows, orders, lr)
+
+    def descend(loss: Callable[..., Any], params: Any, adam: Any, rows: Any, orders: Any, lr: Any) -> Any:
+        """Gradient steps on minibatches; measures are means over the last pass."""
+        limit = jnp.inf if config.max_kl is None else 1.5 * config.max_kl
 
         def step(carry: Any, piece: Any) -> Any:
-            both, adam, stopped = carry
-            (_, measures), gradient = jax.value_and_grad(loss, has_aux=True)(both, piece, clip)
-            change, new_adam = optimizer.update(gradient, adam, both)
-            if config.max_kl is not None:
-                stopped |= measures["train/approx_kl"] > 1.5 * config.max_kl
+            params, adam, stopped = carry
+            (_, measures), gradient = jax.value_and_grad(loss, has_aux=True)(params, piece)
+            change, new_adam = optimizer.update(gradient, adam, params)
+            stopped |= measures.get("train/approx_kl", 0.0) > limit
             keep = stopped | (piece["used"].sum() == 0)  # nothing but padding has no gradient
-            new_both = jnp.where(keep, both, both - lr * change)
+            new_params = jnp.where(keep, params, params - lr * change)
             new_adam = jax.tree.map(lambda new, old: jnp.where(keep, old, new), new_adam, adam)
-            return (new_both, new_adam, stopped), measures
+            return (new_params, new_adam, stopped), measures
 
         def epoch(carry: Any, order: Any) -> Any:
             # Gathering the shuffled batch once and cutting it is twice as fast as gathering every minibatch.
@@ -280,8 +298,8 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             carry, measures = jax.lax.scan(step, carry, pieces)
             return carry, jax.tree.map(jnp.nanmean, measures)
 
-        start = (both, adam, jnp.zeros((), bool))
-        (both, adam, _), measures = jax.lax.scan(epoch, start, orders)
-        return both, adam, jax.tree.map(lambda x: x[-1], measures)
+        start = (params, adam, jnp.zeros((), bool))
+        (params, adam, _), measures = jax.lax.scan(epoch, start, orders)
+        return params, adam, jax.tree.map(lambda x: x[-1], measures)
 
     return update

@@ -1,7 +1,8 @@
 """Trust region policy optimization (Schulman et al., 2015), with generalised advantage estimates.
 
 Each iteration samples a batch with the current policy, takes one natural-gradient step whose size is bounded by the
-KL divergence from the old policy, and fits the value function. Everything after sampling is one jitted call.
+KL divergence from the old policy, and fits the value function. The two share no weights: each is a jitted call, and
+both run at the same time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
 from shoal.estimators import assess, conjugate_gradient, explained_variance, mean, standardise
+from shoal.learner import ready, together
 from shoal.moments import Moments
 from shoal.policies import heads
 from shoal.policies.networks import MLP
@@ -106,7 +108,7 @@ def train(
     )  # fmt: skip
     value = MLP((policy.inputs, *config.hidden, 1), config.activation)
     optimizer = optax.adam(config.value_lr)
-    update = jax.jit(make_update(config, policy, value, optimizer))
+    update = make_update(config, policy, value, optimizer)
 
     state = state or {}
     params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights"), config.log_std_init))
@@ -166,29 +168,34 @@ def train(
 
 
 def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> Callable[..., Any]:
-    """The whole learning step as one function of arrays, for `jax.jit`."""
+    """The whole learning step as one function of arrays."""
     head = policy.head
 
     def update(
         params: Any, critic: Any, adam: Any, returns: Any, shift: Any, scale: Any, batch: Any, orders: Any
     ) -> Any:
+        batch, orders = ready((batch, orders))
+        known, acted, estimates, variance = ready(look(critic, returns, shift, scale, batch))
+        used = batch["weights"]
+        (new_params, learning), (new_critic, new_adam, value_loss) = together(
+            lambda: policy_step(params, acted, batch["actions"], estimates, used),
+            lambda: value_fit(known.critic, adam, acted, known.normal_targets, used, orders),
+        )
+        finite = np.isfinite(new_params).all() and np.isfinite(new_critic).all()
+        learning |= {"train/value_loss": value_loss, "train/explained_variance": variance, "finite": finite}
+        return new_params, new_critic, new_adam, known.returns, learning
+
+    @jax.jit
+    def look(critic: Any, returns: Any, shift: Any, scale: Any, batch: Any) -> Any:
+        """What the value function says of a batch, and the samples that both learn from."""
         features = policy.features(batch["observations"], shift, scale)
         final_features = policy.features(batch["finals"], shift, scale)
         acted, used = features[:-1], batch["weights"]
-
         known = assess(value, critic, returns, features, final_features, batch, config.gamma, config.lam)
+        variance = explained_variance(known.values, known.targets, used)
+        return known, acted, standardise(known.estimates, used), variance
 
-        new_params, learning = policy_step(params, acted, batch["actions"], standardise(known.estimates, used), used)
-        new_critic, new_adam, value_loss = value_fit(known.critic, adam, acted, known.normal_targets, used, orders)
-
-        finite = jnp.isfinite(new_params).all() & jnp.isfinite(new_critic).all()
-        learning |= {
-            "train/value_loss": value_loss,
-            "train/explained_variance": explained_variance(known.values, known.targets, used),
-            "finite": finite,
-        }
-        return new_params, new_critic, new_adam, known.returns, learning
-
+    @jax.jit
     def policy_step(params: Any, x: Any, actions: Any, estimates: Any, used: Any) -> Any:
         old = policy.out(params, x)
         old_log_prob = head.log_prob(old, actions)
@@ -241,6 +248,7 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             "train/entropy_loss": -mean(head.entropy(old), used),
         }
 
+    @jax.jit
     def value_fit(critic: Any, adam: Any, x: Any, targets: Any, used: Any, orders: Any) -> Any:
         count = targets.size
         rows = [x.reshape(count, -1), targets.reshape(count), used.reshape(count)]

@@ -10,14 +10,14 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
-
-import numpy as np
 
 import shoal
 from shoal import bounds
+from shoal.algos import es
 from shoal.bench import machine, rounds
 from shoal.bench.lanes import Sampler
 from shoal.bench.options import Options as Shared
@@ -30,7 +30,8 @@ from shoal.engines.redis.rig import Rig
 from shoal.envs.make import EnvSpec, describe
 
 ENVS = ("LunarLander-v3", "HalfCheetah-v5")
-_POPULATION = 64  # tasks of an iteration that brings back one number each
+STRATEGY = es.Config(population=64, hidden=(480, 480), table_size=1 << 20)
+"""A search whose weights are most of what it sends: about a megabyte, for CartPole-v1."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ def run(options: Options, say: Say) -> Report:
     notes = (
         f"Steps per second: two workers, four lanes of 32 environments, networks of 64x64, fragments of 128 steps. "
         f"Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest). Bytes: as the "
-        f"server counts them, for two workers; one iteration is {_POPULATION} numbers back for weights of "
-        f"{_weights().nbytes:,} bytes, or such a batch of lanes. Use: seconds slept beside workers times seconds "
-        f"passed. {machine.facts({})}"
+        f"server counts them, for two workers; one iteration is such a batch of lanes, or of es a generation of "
+        f"{STRATEGY.population} policies on CartPole-v1, {'x'.join(map(str, STRATEGY.hidden))}. Use: seconds slept "
+        f"beside workers times seconds passed. {machine.facts({})}"
     )
     return Report("redis", table(["what", "processes", "redis", "redis beside processes"], rows), notes)
 
@@ -116,37 +117,24 @@ def _tasks(options: Options, say: Say) -> list[list[str]]:
     return rows
 
 
-def _weights() -> np.ndarray:
-    return np.zeros(2**18, np.float32)  # a megabyte
-
-
-def score(number: int, weights: np.ndarray) -> float:
-    """Task: one number from weights, as an evolution strategy has it."""
-    return float(weights[number])
-
-
 def _bytes(machines: int, env: str, say: Say) -> list[str]:
-    """Bytes per iteration through the server, with two workers: of lanes, or of one number for each task."""
+    """Bytes per iteration through the server, with two workers: of lanes, or of generations that send scores back."""
     iterations = 10
     with Rig(allow=["shoal.bench"]) as rig:
         for _ in range(machines):
             rig.add_machine(2 // machines)
         rig.wait_for_workers(2)
         with shoal.engine(rig.address, workers=2) as engine:
-            sampler = Sampler(engine, env, lanes=4, width=32, steps=128) if env else None
-
-            def iterate() -> None:
-                if sampler is not None:
-                    sampler.iterate()
-                else:
-                    engine.map(score, range(_POPULATION), engine.share(_weights()))
-
+            if env:
+                iterate: Callable[[], object] = Sampler(engine, env, lanes=4, width=32, steps=128).iterate
+            else:
+                iterate = partial(next, es.train(STRATEGY, EnvSpec("CartPole-v1"), engine, seed=0, steps=1))
             iterate()
             before = _traffic(rig)
             for _ in range(iterations):
                 iterate()
             into, out = ((now - then) / iterations for now, then in zip(_traffic(rig), before, strict=True))
-    what = f"bytes per iteration, {env or 'numbers for weights'}, {machines} machine(s)"
+    what = f"bytes per iteration, {env or 'es'}, {machines} machine(s)"
     say(f"{what}: {into:,.0f} into the server, {out:,.0f} out of it")
     return [what, "", f"{into:,.0f} in, {out:,.0f} out", ""]
 
