@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import gymnasium
+import numpy as np
 
 from shoal.engines.base import Engine
+from shoal.policies.policy import Policy
+from shoal.trees import Tree
 
 
 def bare(env_id: str, seconds: float) -> tuple[int, float]:
@@ -27,6 +32,56 @@ def bare(env_id: str, seconds: float) -> tuple[int, float]:
 
 
 def bare_rate(engine: Engine, env_id: str, seconds: float) -> float:
-    """Steps per second of all workers of an engine together, each with one bare environment."""
-    futures = [engine.submit(bare, env_id, seconds) for _ in range(engine.workers)]
+    """Steps per second of all workers of an engine together, each with one bare environment and random actions."""
+    return _rate(engine, bare, env_id, seconds)
+
+
+# With the actions of policies: what a step costs may depend on what is done --------------------------------------
+
+
+def recorded(env_id: str, policy: Policy, weights: list[Tree], steps: int) -> list[Tree]:
+    """Episodes of policies in turns, one of each or more, of `steps` steps or more: their seeds and actions."""
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    episodes: list[Tree] = []
+    while sum(len(episode["actions"]) for episode in episodes) < steps or len(episodes) < len(weights):
+        seed = len(episodes)
+        act, memory = policy.actor(weights[seed % len(weights)]), np.zeros((1, policy.remembered), np.float32)
+        observation, _ = env.reset(seed=seed)
+        actions, over = [], False
+        while not over:
+            [action] = policy.head.to_env(act(np.asarray(observation)[None], None, memory))
+            observation, _, terminated, truncated, _ = env.step(action)
+            actions.append(action)
+            over = terminated or truncated
+        episodes.append({"seed": seed, "actions": np.array(actions)})
+    env.close()
+    return episodes
+
+
+def replayed(env_id: str, seconds: float, episodes: list[Tree]) -> tuple[int, float]:
+    """Task: as `bare`, with recorded episodes over and over."""
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    known = [(episode["seed"], _listed(episode["actions"])) for episode in episodes]
+    steps, begun = 0, time.perf_counter()
+    while (passed := time.perf_counter() - begun) < seconds:
+        for seed, actions in known:
+            env.reset(seed=seed)
+            for action in actions:
+                env.step(action)
+            steps += len(actions)
+    env.close()
+    return steps, passed
+
+
+def replayed_rate(engine: Engine, env_id: str, seconds: float, episodes: list[Tree]) -> float:
+    """Steps per second of all workers of an engine together, each with one bare environment and recorded episodes."""
+    return _rate(engine, replayed, env_id, seconds, episodes)
+
+
+def _listed(actions: np.ndarray) -> list[Any]:
+    return actions.tolist() if actions.ndim == 1 else list(actions)
+
+
+def _rate(engine: Engine, task: Callable[..., tuple[int, float]], *args: Any) -> float:
+    futures = [engine.submit(task, *args) for _ in range(engine.workers)]
     return float(sum(steps / passed for steps, passed in (future.result() for future in futures)))

@@ -18,7 +18,7 @@ import shoal
 from shoal import noise
 from shoal.algos import Step, es
 from shoal.bench import machine, rounds
-from shoal.bench.bare import bare_rate
+from shoal.bench.bare import recorded, replayed_rate
 from shoal.bench.contest import Entry, contest, contest_table
 from shoal.bench.options import PeerOptions, Say
 from shoal.bench.peers import Peers
@@ -26,6 +26,7 @@ from shoal.bench.report import Report, counted, table, times
 from shoal.bench.watch import Program, shoal_program
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
+from shoal.trees import Tree
 
 FOREVER = 10**9
 POLICIES: dict[str, tuple[int, ...]] = {"LunarLanderContinuous-v3": (2,), "HalfCheetah-v5": (64, 64)}
@@ -35,6 +36,8 @@ EPISODES = 8
 STILL = 1e-12
 """A learning rate at which nothing is learned."""
 POPULATIONS = (64, 16)
+RECORDED, RECORDED_STEPS = 16, 5_000
+"""Policies whose episodes the bare environment plays again, and steps at least."""
 WEIGHTS = (1_000, 100_000, 1_000_000)
 EVALUATIONS = 1000
 
@@ -65,12 +68,14 @@ def run(options: Options, say: Say) -> Report:
     ]
     cost = _head_cost(options, say)
     notes = (
-        f"Beside bare: whole generations without score episodes. Beside peers: {POPULATIONS[0]} evaluations in each "
-        f"generation, the policies of the first table. An evaluation is one episode, but {EPISODES} of CartPole-v1, "
-        f"where a new policy falls after some 20 steps. EvoTorch runs PGPE. Ray tasks are a plain NumPy strategy "
-        f"whose evaluations are cut into as many tasks as said. The head's cost is for {EVALUATIONS:,} evaluations "
-        f"({EVALUATIONS // 2} directions): the weighted sum of directions, and Adam. Median of {options.rounds} "
-        f"interleaved rounds of {options.seconds:g} s (lowest to highest); ratios are taken within a round. "
+        f"Beside bare: whole generations without score episodes; bare is one environment in each process that plays "
+        f"episodes of {RECORDED} such policies again, from their actions. Beside peers: {POPULATIONS[0]} evaluations "
+        f"in each generation, the policies of the first table; bare takes random actions. An evaluation is one "
+        f"episode, but {EPISODES} of CartPole-v1, where a new policy falls after some 20 steps. EvoTorch runs PGPE. "
+        f"Ray tasks are a plain NumPy strategy whose evaluations are cut into as many tasks as said. The head's cost "
+        f"is for {EVALUATIONS:,} evaluations ({EVALUATIONS // 2} directions): the weighted sum of directions, and "
+        f"Adam. Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); ratios "
+        f"are taken within a round. "
         f"{machine.facts(peers.versions())}"
     )
     return Report("es", "\n\n".join([bare, contest_table(outcomes), cost]), notes)
@@ -96,7 +101,8 @@ def _beside_bare(env: str, workers: int, options: Options, say: Say) -> list[lis
     with shoal.engine("processes", workers=workers) as engine:
         engine.map(describe, [EnvSpec(env).to_tree()] * workers)
         searches = {f"population {count}": Generations(engine, env, count) for count in POPULATIONS}
-        sides = {"bare": lambda _: bare_rate(engine, env, options.seconds)} | {
+        episodes = next(iter(searches.values())).recorded()
+        sides = {"bare": lambda _: replayed_rate(engine, env, options.seconds, episodes)} | {
             name: (lambda _, search=search: search.run(options.seconds)) for name, search in searches.items()
         }
         found = rounds.measure(sides, options.rounds, say)
@@ -118,8 +124,17 @@ class Generations:
         config = es.Config(
             population=population, episodes=_episodes(env), hidden=_hidden(env), lr=STILL, score_episodes=0
         )
+        self._env, self._sigma = env, config.sigma
         self._steps: Iterator[Step] = es.train(config, EnvSpec(env), engine, 0, FOREVER)
-        self._taken = next(self._steps).metrics["time/total_timesteps"]
+        first = next(self._steps)
+        self._saved, self._taken = first.policy, first.metrics["time/total_timesteps"]
+
+    def recorded(self) -> list[Tree]:
+        """Episodes of policies as the search tries them."""
+        rng, weights = np.random.default_rng(0), self._saved.weights
+        away = rng.normal(0, self._sigma, (RECORDED, len(weights["params"]))).astype(np.float32)
+        tried = [weights | {"params": weights["params"] + step} for step in away]
+        return recorded(self._env, self._saved.policy, tried, RECORDED_STEPS)
 
     def run(self, seconds: float) -> float:
         """Steps per second."""
