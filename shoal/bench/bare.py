@@ -9,8 +9,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from shoal import lanes
 from shoal.engines.base import Engine
+from shoal.envs.make import EnvSpec
 from shoal.policies.policy import Policy
+from shoal.records import episode_seed
 from shoal.trees import Tree
 
 
@@ -41,20 +44,13 @@ def bare_rate(engine: Engine, env_id: str, seconds: float) -> float:
 
 def recorded(env_id: str, policy: Policy, weights: list[Tree], steps: int) -> list[Tree]:
     """Episodes of policies in turns, one of each or more, of `steps` steps or more: their seeds and actions."""
-    env = gymnasium.make(env_id, disable_env_checker=True)
     episodes: list[Tree] = []
     while sum(len(episode["actions"]) for episode in episodes) < steps or len(episodes) < len(weights):
-        seed = len(episodes)
-        act, memory = policy.actor(weights[seed % len(weights)]), np.zeros((1, policy.remembered), np.float32)
-        observation, _ = env.reset(seed=seed)
-        actions, over = [], False
-        while not over:
-            [action] = policy.head.to_env(act(np.asarray(observation)[None], None, memory))
-            observation, _, terminated, truncated, _ = env.step(action)
-            actions.append(action)
-            over = terminated or truncated
-        episodes.append({"seed": seed, "actions": np.array(actions)})
-    env.close()
+        number = len(episodes)
+        place = {"seed": 0, "purpose": "evaluate", "lane": number, "width": 1, "env": EnvSpec(env_id).to_tree()}
+        record = lanes.episodes(place, policy.to_tree(), weights[number % len(weights)], {"episodes": 1}, greedy=True)
+        actions = policy.head.to_env(record["actions"][:, 0])
+        episodes.append({"seed": episode_seed(place, slot=0, episode=0), "actions": np.array(actions)})
     return episodes
 
 
