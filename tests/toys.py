@@ -156,19 +156,23 @@ class Chain(gymnasium.Env[np.ndarray, int]):
 
 
 class Trouble(Walk):
-    """Misbehaves at the third step of an episode, in the way that is asked for."""
+    """Misbehaves at a step of an episode, in the way that is asked for."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, at: int = 3) -> None:
         super().__init__()
-        self.how = how
+        self.how, self.at = how, at
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
         if self.how == "never ends":
             return observation, reward, False, False, info
-        if self.steps == 3:
+        if self.steps == self.at:
             if self.how == "raises":
                 raise RuntimeError("the simulation diverged")
+            if self.how == "old":
+                return observation, reward, terminated, info  # type: ignore[return-value]
+            if self.how == "no reward":
+                reward = None  # type: ignore[assignment]
             if self.how == "nan reward":
                 reward = float("nan")
             if self.how == "nan observation":
@@ -186,6 +190,21 @@ class Careless(Walk):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
         return observation, reward + os.urandom(1)[0], terminated, truncated, info
+
+
+class Whim(Walk):
+    """Draws from its own action space, which nobody seeds."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward + float(self.action_space.sample()), terminated, truncated, info
+
+
+class Unseeded(Walk):
+    """As before Gymnasium: `reset` takes no seed."""
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+        return super().reset(seed=1)
 
 
 class Sticky(Walk):
@@ -224,6 +243,14 @@ class Leaky(Walk):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         self.kept.append(np.ones(5_000))
+        return super().reset(seed=seed)
+
+
+class Slow(Leaky):
+    """Takes so long to reset that few resets fit into a check."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        time.sleep(0.01)
         return super().reset(seed=seed)
 
 
@@ -273,6 +300,9 @@ misbehaving = {
     "Single": Single,
     "Flaky": Flaky,
     "Careless": Careless,
+    "Whim": Whim,
+    "Unseeded": Unseeded,
+    "Slow": Slow,
     "Sticky": Sticky,
     "Leaky": Leaky,
     "Liar": Liar,

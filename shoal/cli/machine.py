@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from shoal import presets
+from shoal import bounds, presets
 from shoal.cli.parsing import console, parse, say
 from shoal.errors import UsageError
 
@@ -32,7 +32,7 @@ def check_env(words: list[str]) -> int:
     from shoal.settings import Settings
 
     settings = Settings(wanted.env, env_kwargs=wanted.env_kwargs, max_episode_steps=wanted.max_episode_steps)
-    problems = settings.problems()
+    problems = settings.problems() + bounds.problems(wanted, above_zero=("seconds",))
     if problems:
         raise UsageError(problems)
     out = console()

@@ -6,14 +6,17 @@ episodes, cut off in the middle and replayed, and in another process. Then lanes
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
+import math
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from shoal.engines import make as make_engine
@@ -22,6 +25,7 @@ from shoal.envs.make import EnvSpec, describe, make, time_limit
 from shoal.trees import Tree
 
 STEPS = 300  # of an episode that is compared
+LEAK_MEGABYTES = 4.0  # less is not told from an allocator that settles
 ACT_MICROSECONDS = 60.0  # of one forward pass of a 64x64 network, while an environment fills the caches
 
 
@@ -34,123 +38,155 @@ class Verdict:
     detail: str
 
 
-def actions_for(space: gymnasium.Space[Any], seed: int) -> list[Any]:
-    """The same random actions for everybody who asks with the same seed."""
-    space.seed(seed)
-    return [space.sample() for _ in range(STEPS)]
+class Unusable(Exception):
+    """An environment raised an error, or answered in another form than Gymnasium's."""
 
 
-def episode(env: gymnasium.Env[Any, Any], seed: int, limit: int | None) -> list[str]:
+class Watched:
+    """An environment whose errors, and answers in another form than Gymnasium's, are raised as `Unusable`.
+
+    `calls` and `spent` count what was asked of it and the seconds that it took, by "reset" and "step".
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._env, self.limit = make(spec), time_limit(spec)
+        self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
+        self.calls, self.spent = {"reset": 0, "step": 0}, {"reset": 0.0, "step": 0.0}
+        self._steps, self._seed = 0, 0
+
+    def __enter__(self) -> Watched:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self._env.close()
+
+    def actions(self, seed: int) -> Iterator[Any]:
+        """The same random actions for everybody who asks with the same seed, without end."""
+        space = copy.deepcopy(self.action_space)  # an environment that draws from its own must not find it seeded
+        space.seed(seed)
+        while True:
+            yield space.sample()
+
+    def reset(self, seed: int) -> Any:
+        """The first observation of an episode."""
+        self._steps, self._seed = 0, seed
+        return self._ask("reset", 2, seed=seed)[0]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        """Observation, reward, and whether the episode is over: terminated, truncated."""
+        self._steps += 1
+        observation, reward, terminated, truncated, _ = self._ask("step", 5, action)
+        try:
+            return observation, float(reward), bool(terminated), bool(truncated) or self._steps == self.limit
+        except (TypeError, ValueError) as error:
+            raise Unusable(f"{self._where} returned the reward {reward!r}: {error}") from None
+
+    def episode(self, seed: int) -> Iterator[tuple[Any, float, bool, bool]]:
+        """Answers to the reset and to each step of one episode with random actions."""
+        yield self.reset(seed), 0.0, False, False
+        for action in itertools.islice(self.actions(seed), STEPS):
+            answer = self.step(action)
+            yield answer
+            if answer[2] or answer[3]:
+                return
+
+    def _ask(self, name: str, count: int, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        function, begun = getattr(self._env, name), time.perf_counter()
+        try:
+            returned = function(*args, **kwargs)
+        except Exception as error:
+            raise Unusable(f"{self._where} raised {type(error).__name__}: {error}") from error
+        self.spent[name] += time.perf_counter() - begun
+        self.calls[name] += 1
+        if not isinstance(returned, tuple) or len(returned) != count:
+            form = f"{len(returned)} values" if isinstance(returned, tuple) else f"one {type(returned).__name__}"
+            raise Unusable(f"{self._where} returned {form}, not {count}")
+        return returned
+
+    @property
+    def _where(self) -> str:
+        return f"step {self._steps} after reset(seed={self._seed})" if self._steps else f"reset(seed={self._seed})"
+
+
+def marks(env: Watched, seed: int) -> list[str]:
     """A digest of everything up to each step of an episode; the first is of the reset."""
-    total = hashlib.sha256()
-
-    def mark(*values: Any) -> str:
+    total, found = hashlib.sha256(), []
+    for values in env.episode(seed):
         for value in values:
             total.update(np.asarray(value).tobytes())
-        return total.copy().hexdigest()[:12]
-
-    observation, _ = env.reset(seed=seed)
-    marks = [mark(observation)]
-    for step, action in enumerate(actions_for(env.action_space, seed), start=1):
-        observation, reward, terminated, truncated, _ = env.step(action)
-        marks.append(mark(observation, float(reward), bool(terminated), bool(truncated)))
-        if terminated or truncated or step == limit:
-            break
-    return marks
+        found.append(total.hexdigest()[:12])
+    return found
 
 
-def episode_elsewhere(spec: Tree, seed: int) -> list[str]:
-    """Task: the same on a new environment in a worker's process."""
-    parsed = EnvSpec(**spec)
-    env = make(parsed)
-    try:
-        return episode(env, seed, time_limit(parsed))
-    finally:
-        env.close()
+def marks_on_a_new_one(spec: Tree, seeds: list[int]) -> list[str]:
+    """Task: episodes one after the other on a new environment; marks of the last."""
+    with Watched(EnvSpec(**spec)) as env:
+        *_, last = (marks(env, seed) for seed in seeds)
+    return last
 
 
 def check(spec: EnvSpec, seconds: float = 3.0) -> Iterator[Verdict]:
     """All verdicts, as they are found. Raises what `make` raises if there is no such environment."""
     spaces = describe(spec.to_tree())
-    env, limit = make(spec), time_limit(spec)
-    try:
+    with Watched(spec) as env:
         yield Verdict(
             "spaces", True, f"observations {tuple(spaces['shape'])} {spaces['dtype']}, actions {env.action_space}"
         )
-        yield _interface(env)
-        yield from _determinism(spec, env, limit)
-        yield _ending(env, spec, limit)
-        yield from _speed(env, limit, seconds)
-        yield _leak(env, seconds)
-    finally:
-        env.close()
+        try:
+            yield _interface(env)
+            yield from _determinism(spec, env)
+            yield _ending(env)
+            yield from _speed(env, seconds)
+            yield _leak(env, seconds)
+        except Unusable as problem:
+            yield Verdict("works at all", False, f"{problem}. Training would stop there; nothing more was tried")
 
 
-def _interface(env: gymnasium.Env[Any, Any]) -> Verdict:
+def _interface(env: Watched) -> Verdict:
     """Whether what it returns is what its spaces promise."""
-    problems = []
-    space = env.observation_space
-    start: tuple[Any, Any] = env.reset(seed=0)
-    observation, info = start
-    returned = [("reset", observation)]
-    if not isinstance(info, dict):
-        problems.append(f"reset returns info of type {type(info).__name__}, not a dict")
-    for action in actions_for(env.action_space, 0)[:50]:
-        result: tuple[Any, ...] = env.step(action)
-        if len(result) != 5:
-            problems.append(f"step returns {len(result)} values, not 5")
-            break
-        observation, reward, terminated, truncated, _ = result
-        returned.append(("step", observation))
-        if not np.isfinite(float(reward)):
-            problems.append(f"a reward is {reward}")
-        if terminated or truncated:
-            break
-    for source, observation in returned:
-        array = np.asarray(observation)
-        if array.shape != space.shape:
-            problems.append(f"{source} returns an observation of shape {array.shape}, the space says {space.shape}")
-        elif array.dtype.kind == "f" and not np.isfinite(array).all():
-            problems.append(f"{source} returns an observation that is not finite")
-        elif not space.contains(observation):
-            problems.append(f"{source} returns an observation outside of its space (dtype {array.dtype})")
-    unique = sorted(set(problems))
-    cost = "learning may see wrong numbers" if unique else "what it returns is what its spaces promise"
-    return Verdict("interface", not unique, "; ".join([*unique, cost]))
+    space, problems = env.observation_space, set()
+    for seed in range(5):
+        for step, (observation, reward, _, _) in enumerate(env.episode(seed)):
+            source = "step" if step else "reset"
+            if not np.isfinite(reward):
+                problems.add(f"a reward is {reward}")
+            array = np.asarray(observation)
+            if array.shape != space.shape:
+                problems.add(f"{source} returns an observation of shape {array.shape}, the space says {space.shape}")
+            elif array.dtype.kind == "f" and not np.isfinite(array).all():
+                problems.add(f"{source} returns an observation that is not finite")
+            elif not space.contains(observation):
+                problems.add(f"{source} returns an observation outside of its space (dtype {array.dtype})")
+    cost = "learning may see wrong numbers" if problems else "what it returns is what its spaces promise"
+    return Verdict("interface", not problems, "; ".join([*sorted(problems), cost]))
 
 
-def _determinism(spec: EnvSpec, env: gymnasium.Env[Any, Any], limit: int | None) -> Iterator[Verdict]:
-    first = episode(env, 7, limit)
-    again = episode(env, 7, limit)
+def _determinism(spec: EnvSpec, used: Watched) -> Iterator[Verdict]:
+    """Episode 7, each time in another way."""
+    tree = spec.to_tree()
+    first = marks_on_a_new_one(tree, [7])
     cost = "results are not reproducible at all; give the environment's random numbers the seed of `reset`"
-    yield _same("same seed, same episode", first, again, cost)
+    yield _same("same seed, same episode", first, marks_on_a_new_one(tree, [7]), cost)
 
-    fresh = make(spec)
-    other = episode(fresh, 8, limit)
+    other = marks_on_a_new_one(tree, [8])
     yield Verdict(
         "another seed, another episode",
         other != first or None,
         "they differ" if other != first else "they are equal: the environment has no randomness, or ignores its seed",
     )
-    alone = episode(fresh, 7, limit)
-    for seed in range(20, 25):
-        episode(fresh, seed, limit)
-    cost = "something survives `reset`: results change when a lane moves; try --recreate-after 1"
-    yield _same("alone and after other episodes", alone, episode(fresh, 7, limit), cost)
-    fresh.close()
 
+    cost = "something survives `reset`: results change when a lane moves; try --recreate-after 1"
+    yield _same("alone and after other episodes", first, marks_on_a_new_one(tree, [20, 21, 22, 23, 24, 7]), cost)
+
+    list(itertools.islice(used.episode(3), 6))  # left in the middle
     half = max(1, len(first) // 2)
-    replayed = make(spec)
-    replayed.reset(seed=3)
-    for action in actions_for(replayed.action_space, 3)[:5]:
-        if any(replayed.step(action)[2:4]):
-            break
     cost = "a lane cannot be rebuilt: a lost worker or a resume changes the result"
-    yield _same("replay of its actions", first[:half], episode(replayed, 7, limit)[:half], cost)
-    replayed.close()
+    yield _same("replay of its actions", first[:half], marks(used, 7)[:half], cost)
 
     with make_engine("processes", workers=1) as engine:
-        elsewhere = engine.submit(episode_elsewhere, spec.to_tree(), 7).result()
+        elsewhere = engine.submit(marks_on_a_new_one, tree, [7]).result()
     cost = "workers disagree: results depend on where an episode runs"
     yield _same("in another process", first, elsewhere, cost)
 
@@ -164,41 +200,26 @@ def _same(what: str, one: list[str], other: list[str], cost: str) -> Verdict:
     return Verdict(what, False, f"differs from {'the reset' if at == 0 else f'step {at}'} on. {cost}")
 
 
-def _ending(env: gymnasium.Env[Any, Any], spec: EnvSpec, limit: int | None) -> Verdict:
-    if limit is not None:
-        return Verdict("episodes end", True, f"at {limit:,} steps at the latest")
-    env.reset(seed=0)
-    for step in range(10_000):
-        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
-            return Verdict("episodes end", True, f"one did after {step + 1} steps; there is no limit")
+def _ending(env: Watched) -> Verdict:
+    if env.limit is not None:
+        return Verdict("episodes end", True, f"at {env.limit:,} steps at the latest")
+    env.reset(0)
+    for step, action in enumerate(itertools.islice(env.actions(0), 10_000), start=1):
+        if any(env.step(action)[2:]):
+            return Verdict("episodes end", True, f"one did after {step} steps; there is no limit")
     detail = "not within 10,000 random steps, and there is no limit. Give it one with --max-episode-steps N"
     return Verdict("episodes end", False, detail)
 
 
-def _speed(env: gymnasium.Env[Any, Any], limit: int | None, seconds: float) -> Iterator[Verdict]:
-    actions = actions_for(env.action_space, 0)
-    stepping = resetting = 0.0
-    steps = resets = length = 0
-    env.reset(seed=0)
+def _speed(env: Watched, seconds: float) -> Iterator[Verdict]:
     begun = time.perf_counter()
-    while time.perf_counter() - begun < seconds:
-        start = time.perf_counter()
-        for action in actions:
-            _, _, terminated, truncated, _ = env.step(action)
-            steps, length = steps + 1, length + 1
-            if terminated or truncated or length == limit:
-                break
-        middle = time.perf_counter()
-        stepping += middle - start
-        if terminated or truncated or length == limit:
-            env.reset(seed=resets)
-            resets, length = resets + 1, 0
-            resetting += time.perf_counter() - middle
-    per_step = stepping / steps * 1e6
-    words = f"{per_step:.0f} µs a step"
-    words += f", {resetting / resets * 1e6:.0f} µs a reset" if resets else ", no episode ended"
-    yield Verdict("speed", None, words)
+    for seed in itertools.count():
+        for _ in env.episode(seed):
+            pass
+        if time.perf_counter() - begun >= seconds:
+            break
+    per_step, per_reset = (env.spent[name] / env.calls[name] * 1e6 for name in ("step", "reset"))
+    yield Verdict("speed", None, f"{per_step:.0f} µs a step, {per_reset:.0f} µs a reset")
     # Wide enough that the forward pass takes a tenth of a lane's time, within reason.
     width = next((w for w in (4, 8, 16, 32) if ACT_MICROSECONDS / w <= 0.1 * per_step), 32)
     cores = available_cores()
@@ -207,20 +228,21 @@ def _speed(env: gymnasium.Env[Any, Any], limit: int | None, seconds: float) -> I
     )
 
 
-def _leak(env: gymnasium.Env[Any, Any], seconds: float) -> Verdict:
+def _leak(env: Watched, seconds: float) -> Verdict:
     """Memory after many resets, beside memory after some: caches fill first."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return Verdict("memory", None, "not measured: this system has no /proc")
+    action = next(env.actions(0))
 
     def megabytes() -> float:
-        return int(statm.read_text().split()[1]) * 4096 / 2**20
+        return int(statm.read_text().split()[1]) * resource.getpagesize() / 2**20
 
     def reset_for(duration: float) -> int:
         begun, count = time.perf_counter(), 0
         while time.perf_counter() - begun < duration:
-            env.reset(seed=count)
-            env.step(env.action_space.sample())
+            env.reset(count)
+            env.step(action)
             count += 1
         return count
 
@@ -230,10 +252,12 @@ def _leak(env: gymnasium.Env[Any, Any], seconds: float) -> Verdict:
     half = megabytes()
     count += reset_for(seconds / 2)
     grown = megabytes() - before
-    if grown < 4.0 or (grown - (half - before)) < grown / 4:  # a leak goes on; the allocator settles
-        return Verdict("memory", True, f"no growth over {count:,} resets")
-    keep = max(1, int(50 * count / grown))  # episodes that cost 50 MB
-    detail = (
-        f"{grown / count * 1000:.1f} MB more for every 1,000 episodes. Keep it at 50 MB with --recreate-after {keep}"
-    )
-    return Verdict("memory", False, detail)
+    if grown >= LEAK_MEGABYTES and (grown - (half - before)) >= grown / 4:  # a leak goes on; the allocator settles
+        keep = max(1, int(50 * count / grown))  # episodes that cost 50 MB
+        rate = f"{grown / count * 1000:.1f} MB more for every 1,000 episodes"
+        return Verdict("memory", False, f"{rate}. Keep it at 50 MB with --recreate-after {keep}")
+    if count < 200:  # what is not seen may be 20 MB for 1,000 episodes, or more
+        longer = math.ceil(seconds * 200 / max(count, 1))
+        return Verdict("memory", None, f"not known after only {count} resets; for more, type --seconds {longer}")
+    unseen = LEAK_MEGABYTES / count * 1000
+    return Verdict("memory", True, f"no growth over {count:,} resets (less than {unseen:.2g} MB for every 1,000)")

@@ -27,7 +27,8 @@ def test_well_behaved(env_id: str) -> None:
     ("env_id", "rules", "words"),
     [
         ("tests.toys:Careless-v0", RULES, "not reproducible"),
-        ("tests.toys:Sticky-v0", RULES, "--recreate-after 1"),
+        ("tests.toys:Whim-v0", RULES, "not reproducible"),
+        ("tests.toys:Sticky-v0", {"alone and after other episodes", "replay of its actions"}, "--recreate-after 1"),
         ("tests.toys:Local-v0", {"in another process"}, "depend on where an episode runs"),
         ("tests.toys:Leaky-v0", {"memory"}, r"MB more for every 1,000 episodes.*--recreate-after \d+"),
         ("tests.toys:Liar-v0", {"interface"}, "outside of its space .dtype float64"),
@@ -35,9 +36,36 @@ def test_well_behaved(env_id: str) -> None:
 )
 def test_broken_rules_are_named(env_id: str, rules: set[str], words: str) -> None:
     found = broken(env_id)
-    assert set(found) <= rules
-    assert found
+    assert set(found) == rules
     assert re.search(words, " ".join(found.values()))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "words"),
+    [
+        ("Trouble-v0", {"how": "raises"}, r"step 3 after reset\(seed=0\) raised RuntimeError: the simulation diverged"),
+        ("Trouble-v0", {"how": "old"}, r"step 3 after reset\(seed=0\) returned 4 values, not 5"),
+        ("Trouble-v0", {"how": "no reward"}, r"step 3 after reset\(seed=0\) returned the reward None"),
+        ("Unseeded-v0", {}, r"reset\(seed=0\) raised TypeError: .*seed"),
+    ],
+)
+def test_what_cannot_be_used_is_said_and_ends_the_check(env_id: str, kwargs: dict[str, str], words: str) -> None:
+    *_, last = check(EnvSpec(f"tests.toys:{env_id}", kwargs))
+    assert (last.what, last.works) == ("works at all", False)
+    assert re.match(words, last.detail)
+
+
+@pytest.mark.parametrize("how", ["nan reward", "nan observation"])
+def test_numbers_that_are_not_finite_are_found_late_in_an_episode(how: str) -> None:
+    found = broken("tests.toys:Trouble-v0", kwargs={"how": how, "at": 11})
+    assert set(found) == {"interface"}
+    assert re.search("a reward is nan" if how == "nan reward" else "observation that is not finite", found["interface"])
+
+
+def test_few_resets_do_not_make_a_verdict_on_memory() -> None:
+    (memory,) = (v for v in check(EnvSpec("tests.toys:Slow-v0"), seconds=0.5) if v.what == "memory")
+    assert memory.works is None
+    assert re.match(r"not known after only \d+ resets; for more, type --seconds \d+", memory.detail)
 
 
 def test_never_ending() -> None:
@@ -56,3 +84,5 @@ def test_command(tmp_path: Path) -> None:
     assert code == 1
     assert "FAIL same seed, same episode" in out
     assert shoal("check-env", "Nope-v0", cwd=tmp_path)[0] == 2
+    code, _, err = shoal("check-env", "CartPole-v1", "--seconds=0", cwd=tmp_path)
+    assert (code, "seconds must be above 0" in err) == (2, True)
