@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -30,14 +31,9 @@ class Usage:
         self.overlap += overlap
 
     @property
-    def cores(self) -> int:
-        """Cores that there are for workers."""
-        return self.own_cores or self.workers
-
-    @property
     def useful(self) -> int:
-        """How many workers can be at work at once: no more than lanes, nor than cores."""
-        return min(self.lanes, self.cores)
+        """How many workers can be at work at once: no more than lanes, nor than cores of this machine."""
+        return min(self.lanes, self.own_cores or self.lanes)
 
     @property
     def total(self) -> float:
@@ -55,36 +51,54 @@ class Usage:
         return min(self.busy / max(self.sampling * min(self.workers, self.lanes), 1e-9), 1.0)
 
     def limit(self) -> str:
-        """What the run waits for most: learner, environment, lanes, cores or engine."""
-        if self.workers > self.cores:
+        """What the run waits for most: learner, environment, lanes, cores or engine; empty before it was measured."""
+        if not self.sampling:
+            return ""
+        if self.own_cores and self.workers > self.own_cores:
             return "cores"
         if self.learning > self.sampling:
             return "learner"
         if self.busy_share < 0.6:
             return "engine"
-        return "lanes" if self.workers >= self.lanes else "environment"
+        on_all_cores = self.own_cores is not None and self.workers >= self.own_cores
+        return "environment" if on_all_cores or self.workers < self.lanes else "lanes"
+
+    def suited(self) -> int:
+        """With how many workers the run would be faster, or as fast with fewer."""
+        limit = self.limit()
+        if limit == "cores":
+            return self.useful
+        if limit == "engine":
+            return max(1, math.ceil(self.workers * self.busy_share))
+        return self.useful if self.useful > self.workers and self.saved >= 0.01 else self.workers
+
+    @property
+    def saved(self) -> float:
+        """Share of the time that would be saved, at most, if all useful workers were there."""
+        sampling = self.sampling * min(1.0, self.workers / self.useful)
+        return 1 - (sampling + self.learning - min(self.overlap, sampling)) / self.total
 
     def advice(self) -> str:
         """What limits the run and what to do about it, with the numbers that show it."""
+        limit, suited = self.limit(), self.suited()
+        if not limit:
+            return "not known: that takes a second iteration, because the first one starts and compiles"
         both = f", {self.overlap / self.total:.0%} both at once" if self.overlap else ""
         facts = f"{self.learner_share:.0%} of the time is learning{both}; "
         facts += f"while sampling, workers are busy {self.busy_share:.0%}"
-        limit = self.limit()
-        if limit == "learner":
-            words = f"the learner. More workers would save at most {max(0.0, 1 - self.learner_share):.0%} of the time"
-        elif limit == "cores":
-            words = f"cores: {self.workers} workers share {self.cores} and get in each other's way. "
-            words += f"Use --workers {self.useful}"
+        more = f"--workers {suited} would save up to {self.saved:.0%} of the time"
+        if limit == "cores":
+            words = f"cores: {self.workers} workers share {self.own_cores} and get in each other's way. "
+            words += f"Use --workers {suited}"
         elif limit == "engine":
-            fewer = max(1, round(self.workers * self.busy_share))
-            hint = f"--workers {fewer} would do as well, or" if fewer < self.workers else "try"
+            hint = f"--workers {suited} would do as well, or" if suited < self.workers else "try"
             words = f"waiting between tasks, which are short or uneven; {hint} larger batches"
         elif limit == "lanes":
             words = f"lanes: {self.lanes} of them keep at most {self.lanes} workers busy. More lanes change the result"
-        elif self.useful > self.workers:
-            sampling = self.sampling * self.workers / self.useful
-            saved = 1 - (sampling + self.learning - min(self.overlap, sampling)) / self.total
-            words = f"the environment. --workers {self.useful} would save about {saved:.0%} of the time"
+        elif limit == "learner":
+            words = f"the learner. {more}" if suited > self.workers else "the learner. More workers would not help"
+        elif suited > self.workers:
+            words = f"the environment. {more}"
         else:
-            words = f"the environment, on all {self.cores} cores of this machine"
+            words = f"the environment, on all {self.own_cores} cores of this machine"
         return f"{words} ({facts})"

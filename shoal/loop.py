@@ -101,6 +101,8 @@ class Loop:
             "time/idle_share": min(max(idle, 0.0), 1.0),
             "time/lost_workers": telemetry.lost_workers,
             "time/limited_by": self.usage.limit(),
+            "time/workers": self.usage.workers,
+            "time/workers_suited": self.usage.suited(),
             "digest": trees.digest(parts),
             "digests": parts,
         }

@@ -50,7 +50,7 @@ def train(
 
 def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings]:
     """The folder of a new run, with all that `resume` needs to begin it, and its settings completed."""
-    problems = settings.problems() + config.problems()
+    problems = _problems(settings, config)
     if settings.vector and getattr(config, "batch", None) != "fragments":
         problems.append(f"vector goes only with --batch fragments, which {algo} does not have or was not given")
     start = b""
@@ -109,7 +109,7 @@ def resume(
         if goal or ends != before:  # kept, so that another resume has the same goal, and a replay each iteration's
             record["settings"] |= goal
             run.write_config(record | {"schedule_ends": {str(after): end for after, end in ends.items()}})
-        if goal and "linear" in (record["config"].get("lr_schedule"), record["config"].get("clip_schedule")):
+        if goal and _has_schedule(config):
             log.warning("the schedules of this run end at its goal, so a new goal changes them from here on")
         lines = [line for line in run.metrics() if line["iteration"] == iteration]
         if lines and settings.goal.reached(iteration, lines[0]) >= 1:
@@ -123,7 +123,7 @@ def recorded(run: RunDir, changes: dict[str, Any]) -> tuple[dict[str, Any], Sett
     record = run.config()
     settings = Settings(**{**record["settings"], **changes, "runs": str(run.path.parent)})
     config = algos.load(record["algo"]).Config(**tuples(record["config"]))
-    problems = settings.problems() + config.problems()
+    problems = _problems(settings, config)
     if problems:
         raise UsageError(problems)
     _compare(record)
@@ -135,9 +135,26 @@ def started(run: RunDir, config: Any) -> Any:
     return replace(config, start=str(run.path / _START)) if getattr(config, "start", None) else config
 
 
+def _problems(settings: Settings, config: Any) -> list[str]:
+    """What is wrong with settings, each for themselves and together."""
+    problems: list[str] = settings.problems() + config.problems()
+    if settings.iterations is not None and _has_schedule(config) and getattr(config, "batch", None) == "episodes":
+        problems.append(
+            f"linear schedules end at a number of environment steps, and nobody knows before how many "
+            f"{settings.iterations} iterations of whole episodes take: give --steps N instead of --iterations"
+        )
+    return problems
+
+
+def _has_schedule(config: Any) -> bool:
+    return "linear" in (getattr(config, "lr_schedule", None), getattr(config, "clip_schedule", None))
+
+
 def schedule_end(settings: Settings, config: Any) -> int:
     """Environment steps at which schedules end: the goal."""
-    return settings.steps if settings.iterations is None else int(settings.iterations * config.batch_steps)
+    if settings.iterations is None or not _has_schedule(config):
+        return settings.steps
+    return int(settings.iterations * config.fragment_steps * config.lanes * config.width)
 
 
 def schedule_ends(record: dict[str, Any], config: Any) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 import tyro
@@ -51,6 +52,8 @@ class Presets:
 
     algo: tyro.conf.Positional[str | None] = None
     """Show the settings of this algorithm's presets."""
+    name: tyro.conf.Positional[str | None] = None
+    """Show only this one."""
 
 
 def show_presets(words: list[str]) -> int:
@@ -64,9 +67,12 @@ def show_presets(words: list[str]) -> int:
             say(out, f"{algo}: {', '.join(presets.presets(algo)) or 'none'}")
         return 0
     algos.load(wanted.algo)
-    for name, settings in presets.presets(wanted.algo).items():
-        values = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.items())
-        say(out, f"shoal train {wanted.algo} {name}\n  {values}")
+    known = presets.presets(wanted.algo)
+    if wanted.name not in {None, *known}:
+        raise UsageError(f"there is no preset {wanted.name!r} of {wanted.algo}, only {', '.join(known)}")
+    for name in known if wanted.name is None else [wanted.name]:
+        env, flags = presets.command_line(wanted.algo, name)
+        say(out, f"shoal train {wanted.algo} {name}\n  is short for: {shlex.join([env, *flags])}")
     return 0
 
 

@@ -73,15 +73,18 @@ def algorithm(command: str, words: list[str], extra: type[Any] | None = None) ->
         fields.append(("extra", extra))
     both = dataclasses.make_dataclass("Both", fields, frozen=True)
     description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 --seed 1"
+    title = f"{command} {name}"
     rest = _env_first(words[1:])
-    default = None
     if NO_PRESET in rest:
         rest.remove(NO_PRESET)
-    elif rest and (preset := presets.find(name, rest[0])):
-        print(f"Using the preset {rest[0]} of {name} (to see it: shoal presets {name}; without it: {NO_PRESET})")
-        rest[0] = preset["env"]
-        default = both(*[_fill(kind, preset) for _, kind in fields])
-    return name, parse(both, rest, f"{command} {name}", description, default)
+        return name, parse(both, rest, title, description)
+    first = rest[0] if rest and not rest[0].startswith("-") else parse(both, rest, title, description).settings.env
+    preset = presets.find(name, first)
+    if preset is None:
+        return name, parse(both, rest, title, description)
+    print(f"Using the preset {first} of {name} (to see it: shoal presets {name} {first}; without it: {NO_PRESET})")
+    parsed = parse(both, rest, title, description, both(*[_fill(kind, preset) for _, kind in fields]))
+    return name, dataclasses.replace(parsed, settings=dataclasses.replace(parsed.settings, env=preset["env"]))
 
 
 NO_PRESET = "--no-preset"

@@ -1,4 +1,5 @@
-"""Presets: settings that are known to learn, as data. One TOML file per algorithm, one table per environment."""
+"""Presets: settings to learn with, as data. One TOML file per algorithm, one table per environment. Each file says
+which of them were not measured to the end."""
 
 from __future__ import annotations
 
@@ -20,3 +21,16 @@ def find(algo: str, name: str) -> dict[str, Any] | None:
         return None
     settings = {"env": name} | found
     return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+
+
+def command_line(algo: str, name: str) -> tuple[str, list[str]]:
+    """A preset as somebody would type it: its environment, and words for all its settings."""
+    settings = presets(algo)[name]
+    words: list[str] = []
+    for key, value in settings.items():
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif key != "env":
+            words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
+    return settings.get("env", name), words

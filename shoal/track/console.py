@@ -38,7 +38,11 @@ def describe(iteration: int, metrics: dict[str, Any]) -> str:
     if "eval/mean_reward" in metrics:
         parts.append(f"own {metrics['eval/mean_reward']:.1f}")
     parts.append(f"{metrics['time/fps']:,.0f} steps/s")
-    parts.append(f"workers idle {metrics['time/idle_share']:.0%} (limit: {metrics['time/limited_by']})")
+    parts.append(f"workers idle {metrics['time/idle_share']:.0%}")
+    if metrics["time/limited_by"]:
+        workers, suited = metrics["time/workers"], metrics["time/workers_suited"]
+        other = f"; {suited} workers would suit" if suited != workers else ""
+        parts[-1] += f" (limit: {metrics['time/limited_by']}{other})"
     return ", ".join(parts)
 
 
