@@ -9,11 +9,14 @@ import numpy as np
 
 from shoal import engines
 from shoal.engines.base import Engine
+from shoal.envs.make import describe
 from shoal.errors import UsageError
 from shoal.lanes import episodes
+from shoal.policies import heads
 from shoal.policies.policy import SavedPolicy
 from shoal.rundir import policy_file
 from shoal.seeding import MAX_SEED
+from shoal.trees import Tree
 
 LANES, WIDTH = 8, 8  # part of the result, as everywhere
 
@@ -24,6 +27,8 @@ class Scores:
 
     returns: np.ndarray
     lengths: np.ndarray
+    vector: str | None
+    """As which native vector environment it was learned in, if it was. It is played in Gymnasium's own in any case."""
 
 
 def evaluate(
@@ -45,7 +50,10 @@ def evaluate(
 
 def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: bool = False) -> Scores:
     """Play `count` episodes with a policy on an engine."""
-    place = {"seed": seed, "purpose": "evaluate", "width": WIDTH, "env": saved.env}
+    vector = saved.env["vector"]
+    place = {"seed": seed, "purpose": "evaluate", "width": WIDTH, "env": saved.env | {"vector": None}}
+    if vector:
+        _refuse_others(engine.submit(describe, place["env"]).result(), saved)
     weights = engine.share(saved.weights)
     futures = []
     for lane in range(min(LANES, count)):
@@ -56,4 +64,18 @@ def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: 
     return Scores(
         np.concatenate([record["returns"] for record in records]),
         np.concatenate([record["lengths"] for record in records]),
+        vector,
     )
+
+
+def _refuse_others(spaces: Tree, saved: SavedPolicy) -> None:
+    """A native vector environment may see and do other things than the one that it is played in."""
+    policy, env = saved.policy, saved.env
+    here, there = (spaces["shape"], spaces["dtype"]), (list(policy.observation_shape), policy.observation_dtype)
+    shape = heads.from_tree(spaces["head"]).action_shape
+    if here != there or shape != policy.head.action_shape:
+        raise UsageError(
+            f"the policy was learned in {env['id']} of {env['vector']}, with observations {there[0]} {there[1]} and "
+            f"actions {policy.head.action_shape}. It cannot be played in Gymnasium's, where they are {here[0]} "
+            f"{here[1]} and {shape}; its training return is all there is"
+        )

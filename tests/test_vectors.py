@@ -1,15 +1,16 @@
-"""Lanes of native vector environments keep the same rules. EnvPool is heavy, so its tests run where it is installed."""
+"""Lanes of native vector environments keep the same rules."""
 
-import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shoal import rollout
+from shoal import evaluate, rollout
 from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import UsageError
+from shoal.policies.policy import SavedPolicy
 from shoal.settings import Settings
 from shoal.trees import Tree, digest
 from tests.test_cli import shoal
@@ -18,13 +19,7 @@ from tests.test_lanes import forget_everything, head_side, policy_for
 ENVS = [
     EnvSpec("CartPole-v1", vector="gymnasium"),
     EnvSpec("CartPole-v1", max_episode_steps=9, vector="gymnasium"),
-    *[
-        pytest.param(
-            EnvSpec(name, vector="envpool"),
-            marks=pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="pip install shoal[envpool]"),
-        )
-        for name in ("CartPole-v1", "Pendulum-v1", "LunarLander-v3")
-    ],
+    *[EnvSpec(name, vector="envpool") for name in ("CartPole-v1", "Pendulum-v1", "LunarLander-v3")],
 ]
 
 
@@ -85,6 +80,18 @@ def test_steps_spent_on_resets_do_not_count(env: EnvSpec) -> None:
     if env.max_episode_steps:
         cut = np.concatenate([record["lengths"][~record["terminated"]] for record in records])
         assert set(cut) == {9}
+
+
+def test_a_policy_is_played_outside_of_the_vector(tmp_path: Path) -> None:
+    words = ["--iterations=1", "--workers=1", "--vector=gymnasium", "--no-preset", "--name=mine"]
+    assert shoal("train", "ppo", "CartPole-v1", *words, cwd=tmp_path)[0] == 0
+    code, out, _ = shoal("evaluate", "mine", "--episodes=8", cwd=tmp_path)
+    assert code == 0
+    assert "learned in the environment of --vector gymnasium; this was Gymnasium's own" in out
+    saved = SavedPolicy.load(tmp_path / "runs/mine/policy.safetensors")
+    other = replace(saved, env=saved.env | {"id": "Pendulum-v1"})
+    with SerialEngine() as engine, pytest.raises(UsageError, match=r"cannot be played.* \[3\] <f4 and \(1,\)"):
+        evaluate.play(engine, other, 8)
 
 
 def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _speed(env: str, options: Options, say: Say) -> list[str]:
         samplers = {}
         for name, engine in engines.items():
             engine.map(describe, [EnvSpec(env).to_tree()] * 2)
-            samplers[name] = Sampler(engine, env, lanes=4, width=32, steps=128)
+            samplers[name] = Sampler(engine, EnvSpec(env), lanes=4, width=32, steps=128)
         sides = {name: (lambda _, s=sampler: s.run(options.seconds)) for name, sampler in samplers.items()}
         found = rounds.measure(sides, options.rounds, say)
     columns = [counted(rounds.spread(rounds.numbers(found, side))) for side in sides]
@@ -126,7 +126,7 @@ def _bytes(machines: int, env: str, say: Say) -> list[str]:
         rig.wait_for_workers(2)
         with shoal.engine(rig.address, workers=2) as engine:
             if env:
-                iterate: Callable[[], object] = Sampler(engine, env, lanes=4, width=32, steps=128).iterate
+                iterate: Callable[[], object] = Sampler(engine, EnvSpec(env), lanes=4, width=32, steps=128).iterate
             else:
                 iterate = partial(next, es.train(STRATEGY, EnvSpec("CartPole-v1"), engine, seed=0, steps=1))
             iterate()

@@ -25,6 +25,7 @@ from shoal.bench.report import Report, seconds, table
 from shoal.bench.rounds import spread
 from shoal.bench.watch import shoal_environment
 from shoal.engines.processes import ProcessesEngine
+from shoal.envs.make import EnvSpec
 from shoal.errors import MissingExtra
 
 STAMPED = """
@@ -111,7 +112,7 @@ def _worker_bytes(env: str) -> int:
     import psutil
 
     with ProcessesEngine(workers=1) as engine:
-        Sampler(engine, env, lanes=4, width=ENVIRONMENTS // 4, steps=128).run(1.0)
+        Sampler(engine, EnvSpec(env), lanes=4, width=ENVIRONMENTS // 4, steps=128).run(1.0)
         return int(psutil.Process(engine.pids[0]).memory_full_info().uss)
 
 

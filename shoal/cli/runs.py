@@ -70,6 +70,8 @@ def evaluate(words: list[str]) -> int:
         f"{summary['std']:.1f} (from {summary['min']:.1f} to {summary['max']:.1f}), "
         f"length {summary['mean_length']:.0f}",
     )
+    if scores.vector:
+        say(out, f"It was learned in the environment of --vector {scores.vector}; this was Gymnasium's own")
     return 0
 
 
