@@ -17,7 +17,8 @@ def problems(
     fractions: Iterable[str] = (),
     finite: Iterable[str] = (),
 ) -> list[str]:
-    """What is wrong with the named fields, in words. A field that is None was not set, and is fine."""
+    """What is wrong with the named fields, in words; nothing may be infinite. A field that is None was not set, and is
+    fine."""
     rules = (
         (at_least_one, lambda value: value >= 1, "at least 1"),
         (above_zero, lambda value: value > 0, "above 0"),
@@ -29,6 +30,9 @@ def problems(
     for names, holds, words in rules:
         for name in names:
             value = operator.attrgetter(name)(settings)
-            if value is not None and not all(map(holds, value if isinstance(value, tuple) else (value,))):
+            values = value if isinstance(value, tuple) else () if value is None else (value,)
+            if not all(map(holds, values)):
                 found.append(f"{name} must be {words}, not {value}")
+            elif math.inf in values:
+                found.append(f"{name} must be a finite number, not {value}")
     return found

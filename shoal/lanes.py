@@ -133,7 +133,8 @@ class Lane(Slots):
 
     def begin(self, slot: int, episode: int) -> None:
         """Start an episode in a slot, from its own seed."""
-        if self.spec.recreate_after and episode and episode % self.spec.recreate_after == 0:
+        age = self._age(slot, episode)
+        if self.spec.recreate_after and age and age % self.spec.recreate_after == 0:
             self.envs[slot].close()
             self.envs[slot] = make(self.spec)
         self.episodes[slot], self.begun[slot], self.returns[slot] = episode, self.clock, 0.0
@@ -142,6 +143,10 @@ class Lane(Slots):
             self.observations[slot] = self.envs[slot].reset(seed=self.seed(slot, episode))[0]
         except Exception as error:
             raise self.raised(slot, error) from error
+
+    def _age(self, slot: int, episode: int) -> int:
+        """Episodes of a slot before this one."""
+        return episode
 
     def rebuild(self, ledger: Tree, policy: Policy) -> None:
         """Bring every slot to where the ledger says it is."""

@@ -18,7 +18,7 @@ from shoal import noise, seeding
 from shoal.engines.base import Engine
 from shoal.engines.wire import Shared
 from shoal.envs.make import EnvSpec
-from shoal.errors import EnvironmentFault
+from shoal.errors import EnvironmentFault, LearningFault
 from shoal.lanes import Lane
 from shoal.moments import Moments
 from shoal.policies.policy import Policy
@@ -150,11 +150,16 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
         loaded[slot] = member
         if "params" in members:
             stacked[slot] = members["params"][member]
-            return
-        start = int(members["places"][member])
-        row = noise.table(*table)[start : start + parsed.count]
-        np.multiply(row, members["scales"][member], out=stacked[slot])
-        stacked[slot] += weights["params"]
+        else:
+            start = int(members["places"][member])
+            row = noise.table(*table)[start : start + parsed.count]
+            np.multiply(row, members["scales"][member], out=stacked[slot])
+            stacked[slot] += weights["params"]
+        if not _finite(stacked[slot]):
+            raise LearningFault(
+                f"a policy of generation {plan['generation']} has weights that are not finite, so it was not tried. "
+                f"Likely cause: steps that are far too large; try a smaller --sigma"
+            )
 
     def enter(slot: int) -> int:
         member, number = waiting.popleft()
@@ -170,9 +175,14 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
     for slot in range(lane.width):
         lane.begin(slot, enter(slot))
     act = parsed.actor({"params": stacked, "mean": weights["mean"], "scale": weights["scale"]})
-    lane.play(act, parsed.head, None, following, tally)
+    with np.errstate(over="ignore", invalid="ignore"):  # the tally looks for what comes of it
+        lane.play(act, parsed.head, None, following, tally)
     lane.close()
     return tally.tree()
+
+
+def _finite(numbers: np.ndarray) -> bool:
+    return bool(np.isfinite(numbers.sum())) or bool(np.isfinite(numbers).all())  # the sum of large ones may not be
 
 
 class _Turns(Lane):
@@ -184,6 +194,7 @@ class _Turns(Lane):
         self.seeds = seeds
         self.memory = np.zeros((self.width, remembered), np.float32)
         self.turns: list[tuple[int, int, int]] = []  # member, which of its episodes, and when by the clock
+        self._ages = [-1] * self.width
 
     def turn(self, member: int, number: int) -> int:
         """A new turn: an episode of a member."""
@@ -195,6 +206,10 @@ class _Turns(Lane):
         member, number, _ = self.turns[episode]
         return seeding.integer(self.place["seed"], "fitness", self.generation, self.seeds[member], number)
 
+    def _age(self, slot: int, episode: int) -> int:
+        self._ages[slot] += 1
+        return self._ages[slot]
+
     def _due(self, slot: int) -> int:
         limits = [self.limit] if self.limit else []
         if self.cut and self.seeds[self.turns[self.episodes[slot]][0]] >= 0:
@@ -203,8 +218,8 @@ class _Turns(Lane):
 
 
 class _Tally:
-    """What is kept of a population's steps: sums. Looks at observations only to see that they are finite, and for
-    their moments."""
+    """What is kept of a population's steps: sums. Looks at observations only to see that they and what is done about
+    them are finite, and for their moments."""
 
     def __init__(self, lane: _Turns, policy: Policy) -> None:
         self.lane, self.policy = lane, policy
@@ -214,12 +229,14 @@ class _Tally:
         self.ended: list[tuple[int, int, float, int]] = []  # member, which of its episodes, return, length
         self.moments = Moments.empty(policy.inputs)
         self._observations: list[np.ndarray] = []
+        self._actions: list[np.ndarray] = []
         self._turns: list[list[int]] = []
 
     def step(self, observations: np.ndarray, actions: np.ndarray, rewards: list[float]) -> None:
         """Add rewards up."""
         self.totals = [total + reward for total, reward in zip(self.totals, rewards, strict=True)]
         self._observations.append(observations)
+        self._actions.append(actions)
         self._turns.append(self.lane.episodes.copy())
         if len(self._observations) == NOISE_STEPS:
             self._look()
@@ -248,18 +265,30 @@ class _Tally:
         }
 
     def _look(self) -> None:
-        """Check the observations of the last steps, and add them to the moments."""
+        """Check the observations and actions of the last steps, and add observations to the moments."""
         if not self._observations:
             return
-        seen, turns = np.stack(self._observations), np.array(self._turns)
-        self._observations, self._turns = [], []
-        if seen.dtype.kind == "f" and not np.isfinite(seen.sum()) and not np.isfinite(seen).all():
-            time, slot, *at = np.argwhere(~np.isfinite(seen))[0].tolist()
-            turn = int(turns[time, slot])
-            step = self.lane.clock - len(seen) + time - self.lane.turns[turn][2]
-            self._refuse("the observation", seen[(time, slot, *at)], slot, turn, step)
+        seen, done, turns = np.stack(self._observations), np.stack(self._actions), np.array(self._turns)
+        self._observations, self._actions, self._turns = [], [], []
+        if not _finite(seen) or not _finite(done) or not _finite(self.lane.memory):
+            self._blame(seen, done, turns)
         if self.policy.normalise:
             self.moments = self.moments.merge(Moments.of(self.policy.numbers(seen)[turns >= 0]))
+
+    def _blame(self, seen: np.ndarray, done: np.ndarray, turns: np.ndarray) -> None:
+        """Numbers that are not finite came from the environment, or, if they were in actions first, from the policy."""
+        lane = self.lane
+        wrong, wrong_done = np.argwhere(~np.isfinite(seen)), np.argwhere(~np.isfinite(done))
+        if len(wrong) and not (len(wrong_done) and wrong_done[0, 0] < wrong[0, 0]):
+            time, slot, *at = wrong[0].tolist()
+            turn = int(turns[time, slot])
+            step = lane.clock - len(seen) + time - lane.turns[turn][2]
+            self._refuse("the observation", seen[(time, slot, *at)], slot, turn, step)
+        raise LearningFault(
+            f"a policy of generation {lane.generation} computed numbers that are not finite from observations that "
+            f"are. Likely causes: weights that are far too large (a smaller --sigma helps), or a memory that grows "
+            f"without end (--activation tanh keeps it in bounds; here it is {self.policy.activation})"
+        )
 
     def _refuse(self, what: str, value: Any, slot: int, turn: int, step: int) -> None:
         raise EnvironmentFault(

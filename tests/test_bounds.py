@@ -9,6 +9,7 @@ class Some:
     sizes: tuple[int, ...] = (3, 0)
     rate: float = float("nan")
     share: float = 1.5
+    endless: float = float("inf")
     unset: int | None = None
 
 
@@ -16,7 +17,7 @@ def test_all_problems_at_once() -> None:
     found = bounds.problems(
         Some(),
         at_least_one=("count", "sizes", "unset"),
-        above_zero=("rate",),
+        above_zero=("rate", "endless"),
         not_negative=("count",),
         fractions=("share",),
         finite=("rate", "share"),
@@ -25,6 +26,7 @@ def test_all_problems_at_once() -> None:
         "count must be at least 1, not 0",
         "sizes must be at least 1, not (3, 0)",
         "rate must be above 0, not nan",
+        "endless must be a finite number, not inf",
         "share must be in 0..1, not 1.5",
         "rate must be a finite number, not nan",
     ]

@@ -10,7 +10,7 @@ from shoal.algos.es import Config
 from shoal.algos.search import policy_for
 from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec, describe, make
-from shoal.errors import EnvironmentFault
+from shoal.errors import EnvironmentFault, LearningFault
 from shoal.policies.policy import Policy
 from shoal.population import Members, Outcome, Plan, Population, shares
 from shoal.trees import Tree
@@ -150,6 +150,34 @@ def test_environments_that_misbehave(how: str, message: str) -> None:
     policy, weights = setting(env)
     with pytest.raises(EnvironmentFault, match=message):
         evaluated(env, policy, weights, members(policy, 5))
+
+
+@pytest.mark.parametrize(
+    ("config", "weight", "message"),
+    [
+        ({}, np.inf, "weights that are not finite.*--sigma"),
+        (
+            {"hidden": (4,), "memory": "elman", "activation": "relu"},
+            1e30,
+            "observations that are.*it is relu",
+        ),
+    ],
+)
+def test_policies_that_misbehave(config: Tree, weight: float, message: str) -> None:
+    env = EnvSpec("tests.toys:Walk-v0")
+    policy, weights = setting(env, **config)
+    weights["params"][:] = weight
+    with pytest.raises(LearningFault, match=message):
+        evaluated(env, policy, weights, members(policy, 5))
+
+
+def test_every_slot_makes_its_environment_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[EnvSpec] = []
+    monkeypatch.setattr("shoal.lanes.make", lambda spec: made.append(spec) or make(spec))
+    env = EnvSpec("tests.toys:Identity-v0", recreate_after=2)  # episodes of 8 steps: slots end together
+    policy, weights = setting(env)
+    evaluated(env, policy, weights, members(policy, 12), lanes=1)
+    assert len(made) == 3 * 4, "24 episodes in 3 slots are 8 in each"
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 24, 64, 1001])

@@ -64,7 +64,7 @@ class Config(SearchConfig):
             at_least_one=("table_size",),
             above_zero=("sigma", "lr", "sigma_decay", "lr_decay"),
             not_negative=("sigma_min", "weight_decay", "table_seed"),
-            fractions=("momentum",),
+            fractions=("momentum", "sigma_decay", "lr_decay"),
         )
         if self.population % 2:
             found.append(f"population must be even, not {self.population}: steps are tried in pairs, there and back")

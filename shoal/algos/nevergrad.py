@@ -13,6 +13,7 @@ import functools
 import hashlib
 import logging
 import math
+import os
 import random
 import time
 import warnings
@@ -82,6 +83,9 @@ def train(
     first = first_weights(saved, policy, seed)
     population = Population(engine, env, policy, seed, config.lanes, config.width)
     if word := too_large(config.optimizer, policy.count):
+        needed, there = _FULL_MATRICES * 8 * policy.count**2, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if full(config.optimizer) and needed > there / 2:
+            raise UsageError(f"{word}. It would need {needed / 2**30:.0f} of {there / 2**30:.0f} GiB of memory")
         log.warning("%s", word)
 
     state = state or {}
@@ -204,12 +208,12 @@ class Searcher:
 
     def _refused(self, error: Exception) -> UsageError:
         hints = []
-        if "paralleliz" in str(error).lower():
-            hints.append("It takes one evaluation at a time: --population 1")
-        if self.budget is None:
-            hints.append("It may need to know how many evaluations there will be: --budget N")
         if isinstance(error, ImportError):
             hints.append("It needs a package that Nevergrad does not install")
+        elif self.budget is None:
+            hints.append("It may need to know how many evaluations there will be: --budget N")
+        if "paralleliz" in str(error).lower():
+            hints.append("It takes one evaluation at a time: --population 1")
         return UsageError(
             f"Nevergrad's {self.name} raised {type(error).__name__} in generation {self.generation}: {error}. "
             f"{'. '.join(hints) or 'Try another optimizer: shoal optimizers'}"
@@ -303,9 +307,18 @@ def family(name: str) -> Family:
     return next((known for known in FAMILIES if kinds & set(known.kinds)), FAMILIES[-1])
 
 
+_FULL_MATRICES = 4
+"""Numbers that full CMA keeps for each pair of weights, about."""
+
+
+def full(name: str) -> bool:
+    """Whether an optimizer learns how all weights go together, itself or by one that it is made of."""
+    return family(name).name != FAMILIES[0].name and "CMA" in name and "Diag" not in name
+
+
 def too_large(name: str, count: int) -> str:
     """A warning, if an optimizer is no good for so many weights."""
-    limit = family(name).limit
+    limit = FAMILIES[1].limit if full(name) else family(name).limit
     if limit is None or count <= limit:
         return ""
     return (

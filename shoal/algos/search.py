@@ -36,7 +36,7 @@ class SearchConfig:
     length_factor: float = 0.0
     """Cut episodes off at this many times the mean length of the generation before (2 is usual); 0 never does."""
     score_episodes: int = 8
-    """Episodes in each generation of the policy that the search has arrived at, for its score. Not learned from."""
+    """Episodes in each generation of the policy that the search has arrived at, for its score alone."""
     tasks: int | None = None
     """Lanes that a generation is cut into; at most this many workers are busy. Part of the result. Unless told, one for
     every 16 policies, and two for 8 to 32."""
@@ -60,11 +60,6 @@ class SearchConfig:
         """Lanes that a generation is cut into: those in a lane share what a step costs beside the environment."""
         return self.tasks or max(self.population // 16, min(2, self.population // 4), 1)
 
-    @property
-    def batch_steps(self) -> int:
-        """Environment steps per generation, at least."""
-        return self.population * max(self.episodes, self.min_steps)
-
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         found = bounds.problems(
@@ -72,9 +67,9 @@ class SearchConfig:
             at_least_one=("population", "episodes", "tasks", "width", "hidden"),
             not_negative=("min_steps", "length_factor", "score_episodes", "bins"),
         )
-        if 0 < self.length_factor < 1:
+        if 0 < self.length_factor <= 1:
             found.append(
-                f"length_factor must be 0 or at least 1, not {self.length_factor}: episodes could only get shorter"
+                f"length_factor must be 0 or above 1, not {self.length_factor}: episodes could only get shorter"
             )
         if self.bins == 1:
             found.append("bins must be 0, or 2 or more: with one there is nothing to choose")

@@ -32,6 +32,7 @@ shoal: reinforcement learning on any number of workers, with the same result
   shoal compare CartPole-v1 --algos ppo trpo dqn   several algorithms and seeds: a table and a picture
   shoal runs                                       list runs
   shoal presets                                    settings for known environments
+  shoal optimizers                                 those of Nevergrad, by family
   shoal check-env CartPole-v1                      does an environment keep the rules?
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit

@@ -172,6 +172,17 @@ def test_what_a_generation_depends_on(change: Any, same: bool) -> None:
     assert np.array_equal(one, other) == same
 
 
+@pytest.mark.parametrize(("environments", "groups"), [("pair", 6), ("all", 1), ("independent", 12)])
+def test_who_plays_in_equal_environments(environments: Any, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies that are all the same score the same if, and only if, their environments are."""
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(es, "shaped", lambda name, scores: seen.append(scores) or scores)
+    steps(es.Config(**SMALL | {"sigma": 1e-9}, environments=environments), "tests.toys:Walk-v0", 1)
+    assert len(np.unique(seen[0])) == groups
+    if environments == "pair":
+        np.testing.assert_array_equal(seen[0][0::2], seen[0][1::2])
+
+
 def test_fixed_seeds_are_the_same_in_every_generation() -> None:
     still = {"sigma": 1e-9, "lr": 1e-9, "score_episodes": 0, "environments": "independent"}
     for fixed in (True, False):
@@ -248,6 +259,7 @@ def test_every_problem_is_listed() -> None:
         lr=-1.0, momentum=2.0, table_size=0,
     )  # fmt: skip
     assert len(config.problems()) == 11
+    assert len(es.Config(sigma=np.inf, lr=np.inf, sigma_decay=2.0, length_factor=1.0).problems()) == 4
     assert es.Config().problems() == []
     with pytest.raises(UsageError, match=r"table_size must be at least 12"):
         steps(es.Config(**SMALL | {"table_size": 11}), "tests.toys:Walk-v0", 1)

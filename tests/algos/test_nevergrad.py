@@ -68,6 +68,17 @@ def test_asks_follow_from_the_seed_and_the_tells(optimizer: str) -> None:
         assert elsewhere.asked != first.asked
 
 
+@pytest.mark.parametrize(("environments", "groups"), [("all", 1), ("independent", 6)])
+def test_who_plays_in_equal_environments(environments: Any, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies that are all but the same score the same if, and only if, their environments are."""
+    told: list[np.ndarray] = []
+    monkeypatch.setattr(Searcher, "tell", lambda self, losses: told.append(losses))
+    config = Config(population=6, sigma=1e-9, environments=environments)
+    with engines.make("serial") as pool:
+        next(nevergrad.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6))
+    assert len(np.unique(told[0])) == groups
+
+
 def test_the_generators_of_the_process_are_left_alone() -> None:
     before = np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index, union-attr]
     searcher = Searcher(Config(population=4, optimizer="VoronoiDE"), 3, np.zeros(4, np.float32))
@@ -151,3 +162,12 @@ def test_families_and_their_limits() -> None:
     assert "5,000 weights" in too_large("CMA", 5000)
     assert not too_large("CMA", 50)
     assert not too_large("DiagonalCMA", 5000)
+    for name in ("MultiCMA", "PolyCMA", "PymooCMAES"):
+        assert "5,000 weights" in too_large(name, 5000)
+    assert not too_large("NGOpt", 5000)
+
+
+def test_what_does_not_fit_into_memory_is_refused() -> None:
+    config = Config(hidden=(3000, 3000), optimizer="CMA")
+    with engines.make("serial") as pool, pytest.raises(UsageError, match=r"would need [\d,]+ of \d+ GiB of memory"):
+        next(nevergrad.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6))
