@@ -50,6 +50,7 @@ class Loop:
         self.begun = self.saved_at = self.marked_at = time.monotonic()
         lines = run.metrics()
         self.steps_before = lines[-1]["time/total_timesteps"] if lines else 0
+        self.seconds_before = lines[-1]["time/time_elapsed"] if lines else 0.0
         self.busy_before = engine.telemetry().busy_seconds
         self.last: tuple[int, Step, dict[str, Any]] | None = None
         self.saved_iteration = 0
@@ -97,7 +98,7 @@ class Loop:
         parts = trees.digests(step.learned)
         return step.metrics | {
             "time/fps": steps / max(now - self.begun, 1e-9),
-            "time/time_elapsed": now - self.begun,
+            "time/time_elapsed": self.seconds_before + now - self.begun,
             "time/idle_share": min(max(idle, 0.0), 1.0),
             "time/lost_workers": telemetry.lost_workers,
             "time/limited_by": self.usage.limit(),

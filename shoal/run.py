@@ -44,8 +44,12 @@ def train(
 ) -> Result:  # fmt: skip
     """Start a new run and train until its goal is reached. Settings are checked before anything is written."""
     run, settings = create(algo, settings, config)
-    with run.lock():
-        return _drive(run, algo, settings, config, None, 0, engine, trackers, console)
+    try:
+        with run.lock():
+            return _drive(run, algo, settings, config, None, 0, engine, trackers, console)
+    except UsageError:
+        run.discard()  # or its name would be taken by a run that cannot begin
+        raise
 
 
 def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings]:
@@ -130,6 +134,12 @@ def recorded(run: RunDir, changes: dict[str, Any]) -> tuple[dict[str, Any], Sett
     return record, settings, config
 
 
+def located(config: Any, root: Path) -> Any:
+    """An algorithm's settings with the path of the policy that it starts from, for runs that will be elsewhere."""
+    name = getattr(config, "start", None)
+    return config if name is None else replace(config, start=str(policy_file(name, root).absolute()))
+
+
 def started(run: RunDir, config: Any) -> Any:
     """An algorithm's settings with the run's own copy of the policy that it started from, if it did from one."""
     return replace(config, start=str(run.path / _START)) if getattr(config, "start", None) else config
@@ -141,7 +151,8 @@ def _problems(settings: Settings, config: Any) -> list[str]:
     if settings.iterations is not None and _has_schedule(config) and getattr(config, "batch", None) == "episodes":
         problems.append(
             f"linear schedules end at a number of environment steps, and nobody knows before how many "
-            f"{settings.iterations} iterations of whole episodes take: give --steps N instead of --iterations"
+            f"{settings.iterations} iterations of whole episodes take: give --steps N instead of --iterations, or "
+            f"constant schedules"
         )
     return problems
 

@@ -101,6 +101,11 @@ class RunDir:
         found = [RunDir(path.parent) for path in root.glob("*/config.json")]
         return sorted(found, key=lambda run: run.config_file.stat().st_mtime)
 
+    def discard(self) -> None:
+        """Remove the folder, if nothing was learned yet."""
+        if not self.metrics() and not self.saved():
+            shutil.rmtree(self.path)
+
     def config(self) -> dict[str, Any]:
         """What the run was started with."""
         try:

@@ -88,6 +88,7 @@ def ways(chosen: Sequence[tuple[str, int | None]], kill_workers: bool, kill_head
 def verify(algo: str, settings: Settings, config: Any, todo: Sequence[Way], report: Callable[[Outcome], None]) -> str:
     """Run every way; an empty string if all digests are equal, or the first difference in words."""
     reference: Outcome | None = None
+    config = run.located(config, Path(settings.runs))
     with tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder:
         for number, way in enumerate(todo):
             name = f"way-{number}"

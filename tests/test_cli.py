@@ -95,6 +95,9 @@ def test_train_evaluate_runs_resume(tmp_path: Path) -> None:
     code, out, _ = shoal("resume", run.name, "--iterations=5", "--engine=serial", cwd=tmp_path)
     assert code == 0
     assert len(run.metrics()) == 5
+    times = [line["time/time_elapsed"] for line in run.metrics()]
+    assert times == sorted(times), "time goes on where it was"
+    assert times[3] > times[2] + 0.1, "and counts what a resume takes to start"
     code, _, _ = train(tmp_path, "--iterations=5", "--name=whole")
     assert [line["digest"] for line in RunDir(tmp_path / "runs/whole").metrics()] == [
         line["digest"] for line in run.metrics()

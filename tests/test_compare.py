@@ -175,14 +175,33 @@ def test_table_and_lines() -> None:
     np.testing.assert_allclose(np.array(halfway.points)[:, 1], np.linspace(0, 20, findings.POINTS))
 
 
-def test_time_goes_on_after_a_resume() -> None:
+def test_returns_along_the_way_are_means_of_a_hundred_episodes() -> None:
     lines = [
-        {"time/time_elapsed": seconds, "time/total_timesteps": 10 * number, "rollout/ep_rew_mean": score}
-        for number, (seconds, score) in enumerate([(1.0, None), (2.0, 5.0), (0.5, 6.0), (1.5, 7.0)])
+        {"time/time_elapsed": n, "time/total_timesteps": n, "rollout/ep_rew_mean": -n, "eval/mean_reward": float(n)}
+        for n in range(10)
     ]
-    lines[3]["eval/mean_reward"] = 9.0  # the policy itself, while others around it get 7
-    expected = [[0, 1.0, None], [10, 2.0, 5.0], [20, 2.5, 6.0], [30, 3.5, 9.0]]
-    np.testing.assert_array_equal(findings.curve(lines), np.array(expected, float))
+    own = [*[n / 2 for n in range(5)], 3, 4, 5, 6, 7]  # means of the last five, of 20 episodes each
+    np.testing.assert_allclose(findings.curve(lines, 20)[:, 2], own)
+    np.testing.assert_allclose(findings.curve(lines, 0)[:, 2], [-n for n in range(10)])
+
+
+def test_searches_are_compared_and_start_from_a_run(tmp_path: Path) -> None:
+    small = ["population=4", "hidden=4", "score_episodes=2"]
+    assert shoal("train", "es", WALK, *[f"--{s.replace('_', '-')}" for s in small], "--steps=100", "--name=first",
+                 cwd=tmp_path)[0] == 0  # fmt: skip
+    of_es, of_nevergrad = ([f"{algo}.{setting}" for setting in [*small, "from=first"]] for algo in ("es", "nevergrad"))
+    goal = ["--steps=200", "--seeds=1"]
+    both = ["compare", WALK, "--algos", "es", "nevergrad:DE", "--set", *of_es, *of_nevergrad]
+    code, out, err = shoal(*both, *goal, cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert re.search(r"\| nevergrad:DE +\| 1 ", out)
+    assert (folder(tmp_path) / "es-seed0/start.safetensors").is_file()
+    # One that cannot begin leaves nothing behind that would refuse the mended command.
+    one = ["compare", WALK, "--algos", "nevergrad:HammersleySearch", *goal, "--name=other", "--set", *of_nevergrad]
+    code, out, _ = shoal(*one, cwd=tmp_path)
+    assert (code, "--budget N" in out) == (1, True)
+    code, _, err = shoal(*one, "nevergrad.budget=100", cwd=tmp_path)
+    assert (code, err) == (0, "")
 
 
 def test_a_run_in_which_no_episode_ended_is_in_the_table() -> None:

@@ -71,7 +71,8 @@ def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
     text = findings.tabulate(found, threshold(wanted, env))
     note = (
         f"Score: mean return of {wanted.episodes} greedy episodes after training, mean over seeds. Along the way: mean "
-        f"training return, by steps. Seconds are those of one run, with {at_once} at once on {engine.workers} "
+        f"return of the last {findings.EPISODES} episodes (of the policy itself, where others are tried around it), by "
+        f"steps. Seconds are those of one run, with {at_once} at once on {engine.workers} "
         f"worker(s) and one machine; for times of a run alone use --at-once 1."
     )
     say(out, f"\n{text}\n\n{note}\n")

@@ -109,7 +109,7 @@ def _watch(out: Console, go: Callable[[], Result]) -> int:
         out,
         f"Done:   {steps:,} steps in {result.seconds:.1f} s ({speed:,.0f} steps/s, workers idle {idle:.0%})\n"
         f"Return: {'no episode has ended yet' if score is None else f'{score:.1f}, mean of the last 100 episodes'}"
-        f"{'' if own is None else f'; {own:.1f} for the policy that they were tried around'}\n"
+        f"{'' if own is None else f'; {own:.1f} for the policy that the search had then'}\n"
         f"Limit:  {result.advice}\n"
         f"Digest: {metrics['digest']}, equal for this seed on every engine and number of workers\n"
         f"Saved:  {run.path}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,9 @@ from shoal.policies.policy import SavedPolicy
 
 POINTS = 120
 """A curve of the picture has so many."""
-RETURNS = ("eval/mean_reward", "rollout/ep_rew_mean")
-"""Which return a curve shows: that of the policy itself, where an algorithm tries others around it, or in training."""
+EPISODES = 100
+"""A return is the mean of about so many: of the last ones in training, or, where an algorithm tries policies around its
+own, of the last ones of its own."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Finding:
     score: float
     """Mean return of greedy episodes with the final policy."""
     curve: np.ndarray
-    """Steps, seconds and mean return in training, along the way (points, 3); no number before an episode has ended."""
+    """Steps, seconds and mean return, along the way (points, 3); no number before an episode has ended."""
 
     @property
     def known(self) -> np.ndarray:
@@ -57,19 +59,23 @@ class Finding:
 def look(job: Job, engine: Engine, episodes: int) -> Finding:
     """What a finished run gave."""
     scores = evaluate.play(engine, SavedPolicy.load(job.run.policy_file), episodes)
-    return Finding(job, float(scores.returns.mean()), curve(job.run.metrics()))
+    own = getattr(job.config, "score_episodes", 0)
+    return Finding(job, float(scores.returns.mean()), curve(job.run.metrics(), own))
 
 
-def curve(lines: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Steps, seconds and return (points, 3) of a run, from the lines of its metrics."""
-    points, before, last = [], 0.0, 0.0
+def curve(lines: Sequence[dict[str, Any]], own: int) -> np.ndarray:
+    """Steps, seconds and return (points, 3) of a run, from the lines of its metrics.
+
+    `own` is how many episodes of its own policy an algorithm that tries others around it plays in each iteration.
+    """
+    scores: deque[float] = deque(maxlen=max(1, EPISODES // max(own, 1)))
+    points = []
     for line in lines:
-        elapsed = line["time/time_elapsed"]
-        if elapsed < last:  # a resume counts from 0 again
-            before += last
-        last = elapsed
-        found = [line[name] for name in RETURNS if line.get(name) is not None]
-        points.append((line["time/total_timesteps"], before + elapsed, found[0] if found else math.nan))
+        score = line.get("eval/mean_reward" if own else "rollout/ep_rew_mean", math.nan)
+        if own:
+            scores.append(score)
+            score = statistics.fmean(scores)
+        points.append((line["time/total_timesteps"], line["time/time_elapsed"], score))
     return np.array(points, np.float64).reshape(-1, 3)
 
 

@@ -17,7 +17,7 @@ import gymnasium
 import msgspec
 import tyro
 
-from shoal import algos, bounds, engines, presets
+from shoal import algos, bounds, engines, presets, run
 from shoal.envs.make import EnvSpec, check_id, registered
 from shoal.errors import ShoalError, UsageError
 from shoal.lanes import KEEP_RUNS
@@ -145,6 +145,10 @@ def plan(wanted: Comparison) -> list[Job]:
     for label, algo, optimizer in names:
         preset = found.get(algo, {})
         config = _config(label, algo, optimizer, preset, given.get(algo, {}) | given.get(label, {}), problems)
+        try:
+            config = run.located(config, Path(wanted.runs))
+        except UsageError as error:
+            problems += [f"{label}: {problem}" for problem in error.problems]
         entrants.append(_Entrant(label, algo, preset, config))
     most = max(
         (entrant.preset["steps"] for entrant in entrants if "steps" in entrant.preset), default=Settings("").steps
@@ -241,7 +245,8 @@ def _config(
     hints = typing.get_type_hints(kind)
     values = {key: value for key, value in preset.items() if key in hints}
     found = []
-    for name, text in given.items():
+    for flag, text in given.items():
+        name = "start" if flag == "from" else flag  # what the command line calls it
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"To see its settings, type: shoal train {algo} --help"
