@@ -26,8 +26,8 @@ def test_every_preset_is_valid(algo: str, name: str) -> None:
     config = config_class(**{key: value for key, value in preset.items() if key in of_algo})
     assert settings.problems() + config.problems() == []
     for key, value in preset.items():
-        default = getattr(config if key in of_algo else settings, key)
-        assert type(default) is type(value)
+        default = getattr(config_class() if key in of_algo else Settings(""), key)
+        assert default is None or type(default) is type(value)
 
 
 GRADIENT = {
@@ -54,6 +54,14 @@ def test_a_preset_is_shown_as_it_could_be_typed(algo: str, name: str) -> None:
     _, short = parsing.algorithm("train", [algo, name])
     _, typed = parsing.algorithm("train", [algo, env, *words, "--no-preset"])
     assert vars(typed) == vars(short)
+
+
+def test_a_misspelt_preset_is_said(tmp_path: Path) -> None:
+    code, _, err = shoal("train", "es", "landr", cwd=tmp_path)
+    assert (code, "es has a preset 'lander'; did you mean that?" in err) == (2, True)
+    code, _, err = shoal("train", "ppo", "lander", cwd=tmp_path)
+    assert code == 2
+    assert "'lander' is a preset of es and nevergrad, on LunarLanderContinuous-v3; ppo has none of that name" in err
 
 
 def test_no_preset_for_a_name_that_has_none() -> None:
