@@ -13,12 +13,11 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
-import shoal
 from shoal import algos, bounds, presets
 from shoal.bench import curves, machine
 from shoal.bench.options import Options as Shared
@@ -95,17 +94,17 @@ class Options(Shared):
 def run(options: Options, say: Say) -> Report:
     """Train what is not there yet, and report."""
     results = Results(None if options.results is None else Path(options.results))
-    rows, failures = [], []
+    rows, failures, facts = [], [], []
     for algo, env in options.chosen():
-        preset = presets.presets(algo)[env] | ({} if options.steps is None else {"steps": options.steps})
+        settings = settings_of(algo, env) | ({} if options.steps is None else {"steps": options.steps})
         found = []
         for seed in range(options.seeds):
-            result = results.find(algo, env, seed, preset, options.episodes)
+            result = results.find(algo, env, seed, settings, options.episodes)
             if result is None:
                 if not options.train:
                     continue
                 try:
-                    result = train(algo, env, seed, preset, options.episodes)
+                    result = train(algo, env, seed, settings, options.episodes)
                 except subprocess.CalledProcessError as error:
                     failures.append(f"{algo} {env} seed {seed}: {_last(error.stderr)}")
                     say(f"failed: {failures[-1]}")
@@ -116,6 +115,7 @@ def run(options: Options, say: Say) -> Report:
                 f"{algo} {env} seed {seed}: {result.score:.1f} ± {result.deviation:.1f} over {result.episodes} greedy "
                 f"episodes after {result.steps:,} steps in {result.seconds:.1f} s; digest {result.digest}"
             )
+        facts += [result.facts for result in found]
         if found:
             rows.append(_row(algo, env, found))
         if options.svg is not None and found:
@@ -127,18 +127,27 @@ def run(options: Options, say: Say) -> Report:
     notes = (
         f"Scores are means of {options.episodes} episodes with the likeliest actions, after training; training is the "
         f"mean return of its last 100 episodes; seconds are the median. Published: source, mean return (± deviation), "
-        f"steps, and the environment's version where it is another. {machine.facts({})}"
+        f"steps, and the environment's version where it is another. {' And: '.join(dict.fromkeys(facts))}"
     )
     if failures:
         notes += f" Failed: {'; '.join(failures)}."
     return Report("learn", table(head, rows), notes)
 
 
-def train(algo: str, env: str, seed: int, preset: dict[str, Any], episodes: int) -> Result:
+def settings_of(algo: str, name: str) -> dict[str, Any]:
+    """All settings of an algorithm with a preset, and what the preset has beside them, as JSON has them."""
+    preset = presets.find(algo, name) or {}
+    kind = algos.load(algo).Config
+    own = {key: value for key, value in preset.items() if key in {field.name for field in fields(kind)}}
+    settings: dict[str, Any] = json.loads(json.dumps(preset | asdict(kind(**own))))
+    return settings
+
+
+def train(algo: str, env: str, seed: int, settings: dict[str, Any], episodes: int) -> Result:
     """Train a preset and evaluate it, by the ordinary command line."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         place = [f"--runs={folder}"]
-        goal = [f"--steps={preset['steps']}"] if "steps" in preset else []
+        goal = [f"--steps={settings['steps']}"] if "steps" in settings else []
         _shoal("train", algo, env, f"--seed={seed}", *goal, "--name=bench", *place)
         played = json.loads(_shoal("evaluate", "bench", f"--episodes={episodes}", "--json", *place))
         lines = RunDir(Path(folder) / "bench").metrics()
@@ -147,7 +156,7 @@ def train(algo: str, env: str, seed: int, preset: dict[str, Any], episodes: int)
         [line["time/total_timesteps"], line["rollout/ep_rew_mean"]] for line in lines if "rollout/ep_rew_mean" in line
     ]
     return Result(
-        algo, env, seed, preset, shoal.__version__, played["mean"], played["std"], played["episodes"],
+        algo, env, seed, settings, machine.facts({}), played["mean"], played["std"], played["episodes"],
         last.get("rollout/ep_rew_mean"), last["time/total_timesteps"], last["time/time_elapsed"], last["digest"],
         [*curve[: -1 : max(1, len(curve) // POINTS)], *curve[-1:]],
     )  # fmt: skip

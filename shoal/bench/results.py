@@ -10,7 +10,7 @@ from typing import Any
 from shoal import disk
 from shoal.errors import DiskFault, UsageError
 
-FORMAT = "shoal-bench-1"
+FORMAT = "shoal-bench-2"
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Result:
     algo: str
     env: str
     seed: int
-    preset: dict[str, Any]
-    """The settings it ran with, as the preset had them then."""
-    shoal: str
-    """Version of Shoal."""
+    settings: dict[str, Any]
+    """All settings of the algorithm that it ran with, and what the preset has beside them."""
+    facts: str
+    """Day, machine and versions."""
     score: float
     """Mean return of greedy episodes with the final policy."""
     deviation: float
@@ -55,10 +55,10 @@ class Results:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is not a file of results ({error}); give another with --results FILE") from None
 
-    def find(self, algo: str, env: str, seed: int, preset: dict[str, Any], episodes: int) -> Result | None:
-        """A result, if there is one of so many episodes and its preset has not changed since."""
+    def find(self, algo: str, env: str, seed: int, settings: dict[str, Any], episodes: int) -> Result | None:
+        """A result, if there is one of so many episodes and no setting has changed since, nor a default."""
         found = self._all.get((algo, env, seed))
-        return found if found is not None and (found.preset, found.episodes) == (preset, episodes) else None
+        return found if found is not None and (found.settings, found.episodes) == (settings, episodes) else None
 
     def add(self, result: Result) -> None:
         """Keep a result, on disk at once."""

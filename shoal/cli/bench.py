@@ -86,9 +86,12 @@ def _without_places(words: list[str]) -> list[str]:
     kept, skip = [], False
     for word in words:
         flag, equals, _ = word.partition("=")
-        if not skip and flag not in ("--out", "--peers", "--results", "--svg"):
+        place = flag in ("--out", "--peers", "--results", "--svg")
+        if flag == "--results":
+            kept += [flag, "FILE"]  # what was not run now came from there
+        elif not skip and not place:
             kept.append(word)
-        skip = not skip and flag in ("--out", "--peers", "--results", "--svg") and not equals
+        skip = not skip and place and not equals
     return kept
 
 

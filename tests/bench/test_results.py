@@ -23,12 +23,12 @@ def test_results_are_on_disk_at_once_and_come_back(tmp_path: Path) -> None:
     assert back.find("ppo", "A", 1, {"steps": 9}, 20) is not None
     assert back.find("ppo", "A", 2, {"steps": 9}, 20) is None
     assert back.find("trpo", "A", 0, {"steps": 9}, 20) is None
-    assert back.find("ppo", "A", 0, {"steps": 10}, 20) is None, "the preset has changed"
+    assert back.find("ppo", "A", 0, {"steps": 10}, 20) is None, "a setting has changed"
     assert back.find("ppo", "A", 0, {"steps": 9}, 100) is None, "other episodes"
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", '{"format": "other", "results": []}', '{"format": "shoal-bench-1", "results": [{}]}']
+    "content", ["", "{}", '{"format": "other", "results": []}', '{"format": "shoal-bench-2", "results": [{}]}']
 )
 def test_a_file_that_is_no_results_is_refused_and_kept(content: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
@@ -57,7 +57,10 @@ def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     scores = sorted(r["score"] for r in second)
     assert f"| {scores[0]:.0f} to {scores[1]:.0f} " in row
     assert "zoo 500 @100k" in row
-    assert "Written by `shoal bench learn --algo=trpo --env=CartPole-v1 --steps=4096 --episodes=5 --seeds=2`" in page
+    assert (
+        "Written by `shoal bench learn --algo=trpo --env=CartPole-v1 --steps=4096 --episodes=5 --results FILE --seeds=2`"
+        in page
+    )
     code, out, err = shoal(*words, "--seeds=3", "--no-train", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert row in out, "a table of what is there"
