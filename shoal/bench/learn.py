@@ -203,7 +203,7 @@ def references() -> dict[str, dict[str, list[dict[str, Any]]]]:
 def _reference(entry: dict[str, Any]) -> str:
     deviation = f"±{entry['deviation']}" if "deviation" in entry else ""
     steps = entry["steps"]
-    after = f"{steps // 1_000_000}M" if steps >= 1_000_000 else f"{steps // 1000}k"
+    after = f"{steps / 1e6:g}M" if steps >= 1_000_000 else f"{steps // 1000}k"
     version = f" ({entry['of']})" if "of" in entry else ""
     return f"{entry['source']} {entry['score']}{deviation} @{after}{version}"
 

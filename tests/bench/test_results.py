@@ -57,10 +57,8 @@ def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     scores = sorted(r["score"] for r in second)
     assert f"| {scores[0]:.0f} to {scores[1]:.0f} " in row
     assert "zoo 500 @100k" in row
-    assert (
-        "Written by `shoal bench learn --algo=trpo --env=CartPole-v1 --steps=4096 --episodes=5 --results FILE --seeds=2`"
-        in page
-    )
+    typed = "--algo=trpo --env=CartPole-v1 --steps=4096 --episodes=5 --results FILE --seeds=2"
+    assert f"Written by `shoal bench learn {typed}`" in page
     code, out, err = shoal(*words, "--seeds=3", "--no-train", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert row in out, "a table of what is there"
