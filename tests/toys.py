@@ -269,6 +269,15 @@ class Local(Walk):
         return super().reset(seed=None if seed is None else seed + os.getpid())
 
 
+class Homesick(Walk):
+    """Raises in every process but the first that made one."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if os.getpid() != int(os.environ.setdefault("HOMESICK", str(os.getpid()))):
+            raise RuntimeError("no display")
+        return super().step(action)
+
+
 class Crowded(Walk):
     """Misbehaves at its third step, in the way that is asked for, if many were made in this process before it."""
 
@@ -307,6 +316,7 @@ misbehaving = {
     "Leaky": Leaky,
     "Liar": Liar,
     "Local": Local,
+    "Homesick": Homesick,
     "Trouble": Trouble,
 }
 

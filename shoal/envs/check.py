@@ -22,6 +22,7 @@ import numpy as np
 from shoal.engines import make as make_engine
 from shoal.engines.processes import available_cores
 from shoal.envs.make import EnvSpec, describe, make, time_limit
+from shoal.errors import TaskFailed
 from shoal.trees import Tree
 
 STEPS = 300  # of an episode that is compared
@@ -185,9 +186,12 @@ def _determinism(spec: EnvSpec, used: Watched) -> Iterator[Verdict]:
     cost = "a lane cannot be rebuilt: a lost worker or a resume changes the result"
     yield _same("replay of its actions", first[:half], marks(used, 7)[:half], cost)
 
-    with make_engine("processes", workers=1) as engine:
-        elsewhere = engine.submit(marks_on_a_new_one, tree, [7]).result()
     cost = "workers disagree: results depend on where an episode runs"
+    with make_engine("processes", workers=1) as engine:
+        try:
+            elsewhere = engine.submit(marks_on_a_new_one, tree, [7]).result()
+        except TaskFailed as error:
+            raise Unusable(f"in another process, {str(error).splitlines()[0]}") from error
     yield _same("in another process", first, elsewhere, cost)
 
 

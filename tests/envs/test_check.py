@@ -46,6 +46,7 @@ def test_broken_rules_are_named(env_id: str, rules: set[str], words: str) -> Non
         ("Trouble-v0", {"how": "raises"}, r"step 3 after reset\(seed=0\) raised RuntimeError: the simulation diverged"),
         ("Trouble-v0", {"how": "old"}, r"step 3 after reset\(seed=0\) returned 4 values, not 5"),
         ("Trouble-v0", {"how": "no reward"}, r"step 3 after reset\(seed=0\) returned the reward None"),
+        ("Homesick-v0", {}, r"in another process, .* raised Unusable: step 1 .* RuntimeError: no display"),
         ("Unseeded-v0", {}, r"reset\(seed=0\) raised TypeError: .*seed"),
     ],
 )
