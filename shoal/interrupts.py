@@ -3,7 +3,9 @@
 They are SIGINT, SIGTERM, and SIGUSR2, which mpirun and batch systems pass on to what they started.
 
 While `listening`, a signal raises `Stopped` wherever the main thread is, so that a long wait ends at once. Inside of
-`held` it waits for the end of the block: a checkpoint is written whole, a message is sent whole. A second signal exits.
+`held` it waits for the end of the block: a checkpoint is written whole, a message is sent whole. It also waits for the
+end of the next such block where an exception would not arrive: JAX calls Python from C++, which may end the process or
+lose the exception, and so may whatever calls a destructor. A second signal exits.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -21,14 +24,13 @@ from shoal.errors import Stopped
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 _depth = 0  # of `held` blocks that the main thread is in
 _received: int | None = None
-_raised = False
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
     """Turn signals into `Stopped` for the length of a block. Does nothing outside of the main thread."""
-    global _received, _raised  # signals belong to the process
-    _received, _raised = None, False
+    global _received  # noqa: PLW0603 - signals belong to the process
+    _received = None
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         previous = {number: signal.signal(number, _handle) for number in _SIGNALS}
@@ -37,21 +39,32 @@ def listening() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        _received = None
 
 
-def _handle(number: int, _: FrameType | None) -> None:
+def _handle(number: int, frame: FrameType | None) -> None:
     global _received  # noqa: PLW0603
     if _received is not None:
         os._exit(128 + number)  # workers end with this process
     _received = number
-    if _depth == 0:
+    if _depth == 0 and not _in_jax(frame):
         _stop()
 
 
+def _in_jax(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("jax", "jaxlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _stop() -> None:
-    global _raised  # noqa: PLW0603
-    if _received is not None and not _raised:
-        _raised = True
+    """Raise, unless that is what is going on already: then this is part of cleaning up."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__context__
+    if _received is not None and error is None:
         raise Stopped(_received)
 
 

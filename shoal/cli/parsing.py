@@ -13,7 +13,6 @@ import tyro
 from rich.console import Console
 
 from shoal import presets
-from shoal.errors import UsageError
 
 T = TypeVar("T")
 
@@ -83,7 +82,7 @@ def algorithm(command: str, words: list[str], extra: type[Any] | None = None) ->
     first = rest[0] if rest and not rest[0].startswith("-") else parse(both, rest, title, description).settings.env
     preset = presets.find(name, first)
     if preset is None:
-        _refuse_misspelt(name, first)
+        _hint_at_preset(name, first)
         return name, parse(both, rest, title, description)
     print(f"Using the preset {first} of {name} (to see it: shoal presets {name} {first}; without it: {NO_PRESET})")
     parsed = parse(both, rest, title, description, both(*[_fill(kind, preset) for _, kind in fields]))
@@ -93,21 +92,22 @@ def algorithm(command: str, words: list[str], extra: type[Any] | None = None) ->
 NO_PRESET = "--no-preset"
 
 
-def _refuse_misspelt(algo: str, name: str) -> None:
-    """If there is no environment of this name, it may have been meant for a preset."""
+def _hint_at_preset(algo: str, name: str) -> None:
+    """If there is no environment of this name, which is refused later with all other mistakes, say which preset may be
+    meant."""
     from shoal import algos
     from shoal.envs.make import check_id
 
     near = difflib.get_close_matches(name, presets.presets(algo), n=1, cutoff=0.7)
     others = [other for other in algos.ALGOS if presets.find(other, name)]
-    if not (near or others) or not (problems := check_id(name)):
+    if not (near or others) or not check_id(name):
         return
     if near:
         hint = f"{algo} has a preset {near[0]!r}; did you mean that?"
     else:
         env = (presets.find(others[0], name) or {})["env"]
         hint = f"{name!r} is a preset of {' and '.join(others)}, on {env}; {algo} has none of that name"
-    raise UsageError([*problems, hint])
+    print(hint, file=sys.stderr)
 
 
 def _fill(kind: type[Any], preset: dict[str, Any]) -> Any:
