@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from shoal import engines
 from shoal.engines.base import Engine
-from shoal.envs.make import describe
+from shoal.envs.make import EnvSpec, describe
 from shoal.errors import UsageError
 from shoal.lanes import episodes
 from shoal.policies import heads
@@ -50,9 +50,9 @@ def evaluate(
 
 def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: bool = False) -> Scores:
     """Play `count` episodes with a policy on an engine."""
-    vector = saved.env["vector"]
-    place = {"seed": seed, "purpose": "evaluate", "width": WIDTH, "env": saved.env | {"vector": None}}
-    if vector:
+    spec = EnvSpec(**saved.env)
+    place = {"seed": seed, "purpose": "evaluate", "width": WIDTH, "env": replace(spec, vector=None).to_tree()}
+    if spec.vector:
         _refuse_others(engine.submit(describe, place["env"]).result(), saved)
     weights = engine.share(saved.weights)
     futures = []
@@ -64,7 +64,7 @@ def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: 
     return Scores(
         np.concatenate([record["returns"] for record in records]),
         np.concatenate([record["lengths"] for record in records]),
-        vector,
+        spec.vector,
     )
 
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,8 +138,7 @@ def settings_of(algo: str, name: str) -> dict[str, Any]:
     """All settings of an algorithm with a preset, and what the preset has beside them, as JSON has them."""
     preset = presets.find(algo, name) or {}
     kind = algos.load(algo).Config
-    own = {key: value for key, value in preset.items() if key in {field.name for field in fields(kind)}}
-    settings: dict[str, Any] = json.loads(json.dumps(preset | asdict(kind(**own))))
+    settings: dict[str, Any] = json.loads(json.dumps(preset | asdict(kind(**presets.own(kind, preset)))))
     return settings
 
 

@@ -85,7 +85,7 @@ def algorithm(command: str, words: list[str], extra: type[Any] | None = None) ->
         _hint_at_preset(name, first)
         return name, parse(both, rest, title, description)
     print(f"Using the preset {first} of {name} (to see it: shoal presets {name} {first}; without it: {NO_PRESET})")
-    parsed = parse(both, rest, title, description, both(*[_fill(kind, preset) for _, kind in fields]))
+    parsed = parse(both, rest, title, description, both(*[kind(**presets.own(kind, preset)) for _, kind in fields]))
     return name, dataclasses.replace(parsed, settings=dataclasses.replace(parsed.settings, env=preset["env"]))
 
 
@@ -108,12 +108,6 @@ def _hint_at_preset(algo: str, name: str) -> None:
         env = (presets.find(others[0], name) or {})["env"]
         hint = f"{name!r} is a preset of {' and '.join(others)}, on {env}; {algo} has none of that name"
     print(hint, file=sys.stderr)
-
-
-def _fill(kind: type[Any], preset: dict[str, Any]) -> Any:
-    """A dataclass with those values of a preset that are its fields."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{key: value for key, value in preset.items() if key in names})
 
 
 def _env_first(words: list[str]) -> list[str]:

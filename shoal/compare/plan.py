@@ -243,7 +243,7 @@ def _config(
     """An algorithm's settings: its own, the preset's, then what was given."""
     kind = algos.load(algo).Config
     hints = typing.get_type_hints(kind)
-    values = {key: value for key, value in preset.items() if key in hints}
+    values = presets.own(kind, preset)
     found = []
     for flag, text in given.items():
         name = "start" if flag == "from" else flag  # what the command line calls it

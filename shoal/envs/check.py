@@ -53,6 +53,8 @@ class Watched:
         self._env, self.limit = make(spec), time_limit(spec)
         self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
         self.calls, self.spent = {"reset": 0, "step": 0}, {"reset": 0.0, "step": 0.0}
+        self.odd: set[str] = set()
+        """What is not as Gymnasium has it, though Shoal could go on."""
         self._steps, self._seed = 0, 0
 
     def __enter__(self) -> Watched:
@@ -104,6 +106,8 @@ class Watched:
         if not isinstance(returned, tuple) or len(returned) != count:
             form = f"{len(returned)} values" if isinstance(returned, tuple) else f"one {type(returned).__name__}"
             raise Unusable(f"{self._where} returned {form}, not {count}")
+        if not isinstance(returned[-1], dict):
+            self.odd.add(f"{name} returns info of type {type(returned[-1]).__name__}, not a dict")
         return returned
 
     @property
@@ -160,6 +164,7 @@ def _interface(env: Watched) -> Verdict:
                 problems.add(f"{source} returns an observation that is not finite")
             elif not space.contains(observation):
                 problems.add(f"{source} returns an observation outside of its space (dtype {array.dtype})")
+    problems |= env.odd
     cost = "learning may see wrong numbers" if problems else "what it returns is what its spaces promise"
     return Verdict("interface", not problems, "; ".join([*sorted(problems), cost]))
 

@@ -3,6 +3,7 @@ which of them were not measured to the end."""
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from importlib import resources
 from typing import Any
@@ -21,6 +22,11 @@ def find(algo: str, name: str) -> dict[str, Any] | None:
         return None
     settings = {"env": name} | found
     return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+
+
+def own(kind: type[Any], preset: dict[str, Any]) -> dict[str, Any]:
+    """Those settings of a preset that are fields of a dataclass."""
+    return {field.name: preset[field.name] for field in dataclasses.fields(kind) if field.name in preset}
 
 
 def command_line(algo: str, name: str) -> tuple[str, list[str]]:
