@@ -12,16 +12,14 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.limits import in_words
 from shoal.trees import Tree
 
 log = logging.getLogger("shoal.buffer")
@@ -69,14 +67,14 @@ class Layout:
         # A checkpoint holds the buffer: put in order, as the bytes of each array, and as one block.
         peak = 4 * self.bytes
         needs = (
-            f"the replay buffer of {self.size:,} steps takes {_words(self.bytes)} ({self.step_bytes:,} bytes a step)"
+            f"the replay buffer of {self.size:,} steps takes {in_words(self.bytes)} ({self.step_bytes:,} bytes a step)"
         )
-        _say(f"{needs}, and {_words(peak)} in all while a checkpoint is written")
+        _say(f"{needs}, and {in_words(peak)} in all while a checkpoint is written")
         if available is not None and peak > available:
             fits = int(self.size * 0.9 * available / peak)
             raise UsageError(
-                f"{needs}, and {_words(peak)} in all while a checkpoint is written, but this machine has "
-                f"{_words(available)} available. Use a smaller one: --buffer-size {fits}"
+                f"{needs}, and {in_words(peak)} in all while a checkpoint is written, but this machine has "
+                f"{in_words(available)} available. Use a smaller one: --buffer-size {fits}"
             )
 
 
@@ -341,37 +339,11 @@ class SumTree:
         return at - self._size, self._nodes[at] / self.total
 
 
-def available_memory() -> int | None:
-    """Bytes that this process can still take: the machine's, or those that its container has left. None if unknown."""
-    found = []
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    limit, used = (_read(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    if limit.isdigit() and used.isdigit():
-        cached = re.search(r"^inactive_file (\d+)", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
-        found.append(max(0, int(limit) - int(used) + int(cached[1] if cached else 0)))
-    if not found and "SC_PHYS_PAGES" in os.sysconf_names:  # macOS: all there is
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(found, default=None)
-
-
 @functools.cache
 def _say(line: str) -> None:
     """Once in a process, however often a run is started in it."""
     log.info("%s", line)
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:  # not this kind of system
-        return ""
-
-
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def _words(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from shoal import buffer as buffer_module
-from shoal.buffer import Layout, ReplayBuffer, SumTree, available_memory
+from shoal.buffer import Layout, ReplayBuffer, SumTree
 from shoal.errors import UsageError
+from shoal.limits import available_memory
 from shoal.trees import Tree, digest
 
 GAMMA = 0.9

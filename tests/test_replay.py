@@ -141,6 +141,14 @@ def test_a_run_that_was_resumed_with_another_goal(tmp_path: Path) -> None:
     assert "iteration 2 has the digest" in again(folder, 2)[0].difference, "it matters"
 
 
+def test_schedules_end_with_the_last_iteration(tmp_path: Path) -> None:
+    """Also where a batch of 100 steps does not go into 6 slots, and 102 are taken."""
+    uneven = PPO | {"batch_steps": 100, "width": 3, "lr_schedule": "linear"}
+    folder = trained(tmp_path, "ppo", uneven, iterations=2)
+    assert folder.config()["schedule_ends"] == {"0": 204}
+    assert folder.metrics()[-1]["time/total_timesteps"] == 204
+
+
 def test_a_resume_that_goes_back_moves_the_schedules_there(tmp_path: Path) -> None:
     folder = trained(tmp_path, "ppo", PPO | {"lr_schedule": "linear"}, iterations=4)
     resumed(folder, 6)

@@ -36,6 +36,9 @@ def test_start_from_a_saved_policy_and_resume(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "runs/third/checkpoints/000002")
     assert shoal("resume", "third", "--iterations=4", "--workers=1", cwd=tmp_path)[0] == 0
     assert last_digest(tmp_path, "second") == last_digest(tmp_path, "third")
+    verify = ["verify", "es", WALK, *SMALL[:-1], "--from=first", "--iterations=1", "--engines=serial,processes:1"]
+    code, out, err = shoal(*verify, cwd=tmp_path)
+    assert code == 0, out + err
     code, _, err = shoal("replay", "first", "--iteration=1", cwd=tmp_path)
     assert code == 2
     assert "scores alone" in err

@@ -24,10 +24,11 @@ import optax
 
 from shoal import bounds, rollout, seeding
 from shoal.algos import Step
-from shoal.buffer import Layout, ReplayBuffer, available_memory
+from shoal.buffer import Layout, ReplayBuffer
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault, UsageError
+from shoal.limits import available_memory
 from shoal.policies import heads
 from shoal.policies.heads import Categorical, EpsilonGreedy
 from shoal.policies.policy import Policy, SavedPolicy

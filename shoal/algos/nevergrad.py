@@ -13,7 +13,6 @@ import functools
 import hashlib
 import logging
 import math
-import os
 import random
 import time
 import warnings
@@ -30,6 +29,7 @@ from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_st
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import CheckpointFault, MissingExtra, UsageError
+from shoal.limits import available_memory, in_words
 from shoal.policies.policy import SavedPolicy
 from shoal.population import Members, Population
 from shoal.trees import Tree
@@ -83,9 +83,9 @@ def train(
     first = first_weights(saved, policy, seed)
     population = Population(engine, env, policy, seed, config.lanes, config.width)
     if word := too_large(config.optimizer, policy.count):
-        needed, there = _FULL_MATRICES * 8 * policy.count**2, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if full(config.optimizer) and needed > there / 2:
-            raise UsageError(f"{word}. It would need {needed / 2**30:.0f} of {there / 2**30:.0f} GiB of memory")
+        needed, there = _FULL_MATRICES * 8 * policy.count**2, available_memory()
+        if full(config.optimizer) and there is not None and needed > there:
+            raise UsageError(f"{word}. It would need {in_words(needed)} of memory, and {in_words(there)} are available")
         log.warning("%s", word)
 
     state = state or {}
