@@ -215,6 +215,7 @@ def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
         (["train", "tpro", "CartPole-v1"], "Did you mean trpo?"),
         (["train", "trpo", "CartPole-v1", "--max_kll", "1"], "(?i)unrecognized.*max.kll"),
         (["train", "trpo", "CartPole-v1", "--lanes", "many"], "many"),
+        (["train", "trpo", "CartPole-v1", "--hidden=9", "--hidden", "8"], "more than once.*: --hidden"),
         (["train", "trpo", "CartPole-v1", "--lanes", "0"], "lanes must be at least 1, not 0"),
         (["train", "trpo", "CartPole-v1", "--engine", "serial", "--workers", "4"], "cannot have 4 workers"),
         (["train", "trpo", "CartPole-v1", "--env-kwargs", '{"gravitas": 1}', *SMALL], "does not take --env-kwargs"),

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import logging
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -13,12 +14,14 @@ import tyro
 from rich.console import Console
 
 from shoal import presets
+from shoal.errors import UsageError
 
 T = TypeVar("T")
 
 
 def parse(kind: type[T], words: list[str], command: str, description: str | None = None, default: T | None = None) -> T:
     """Settings of one command from its words; tyro says what is wrong with them and exits with 2."""
+    _refuse_repeated(words)
     return tyro.cli(
         kind,
         args=words,
@@ -27,6 +30,17 @@ def parse(kind: type[T], words: list[str], command: str, description: str | None
         default=tyro.MISSING_NONPROP if default is None else default,
         config=(tyro.conf.OmitArgPrefixes,),
     )
+
+
+def _refuse_repeated(words: list[str]) -> None:
+    """A flag that comes again would silently undo what it said before."""
+    flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
+    again = [flag for flag, count in flags.items() if count > 1]
+    if again:
+        raise UsageError(
+            f"given more than once, of which only the last would count: {', '.join(again)}. Give each flag once; "
+            f"several values follow one flag, as in --hidden 64 64"
+        )
 
 
 def console() -> Console:
