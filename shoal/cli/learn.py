@@ -31,7 +31,10 @@ def train(words: list[str]) -> int:
         from shoal import mpirun
 
         created, _ = run.create(name, settings, parsed.config)
-        return mpirun.launch(created, settings.workers, settings.restarts)
+        code = mpirun.launch(created, settings.workers, settings.restarts)
+        if code == UsageError.exit_code:
+            created.discard()  # or its name would be taken by a run that cannot begin
+        return code
     return _watch(out, lambda: run.train(name, settings, parsed.config, console=out))
 
 

@@ -73,6 +73,14 @@ def test_no_more_starts_than_allowed(tmp_path: Path) -> None:
     assert "shoal resume" in out + err
 
 
+def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path: Path) -> None:
+    mistake = ["--env-kwargs", '{"nonsense": 1}', "--engine=mpi", "--name=mpi"]
+    code, _, err = shoal(*WALK, *mistake, cwd=tmp_path)
+    assert code == 2
+    assert "does not take --env-kwargs" in err
+    assert not (tmp_path / "runs/mpi").exists()
+
+
 def test_told_to_stop_it_saves_and_goes_on_elsewhere(tmp_path: Path, plain: list[str]) -> None:
     head = start(*WALK, "--steps=100000000", "--engine=mpi", "--name=mpi", cwd=tmp_path)
     run = RunDir(tmp_path / "runs" / "mpi")
