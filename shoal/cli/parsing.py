@@ -6,8 +6,9 @@ import dataclasses
 import difflib
 import logging
 import sys
+import typing
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 def parse(kind: type[T], words: list[str], command: str, description: str | None = None, default: T | None = None) -> T:
     """Settings of one command from its words; tyro says what is wrong with them and exits with 2."""
-    _refuse_repeated(words)
+    _refuse_repeated(kind, words)
     return tyro.cli(
         kind,
         args=words,
@@ -32,15 +33,23 @@ def parse(kind: type[T], words: list[str], command: str, description: str | None
     )
 
 
-def _refuse_repeated(words: list[str]) -> None:
-    """A flag that comes again would silently undo what it said before."""
+def _refuse_repeated(kind: type[Any], words: list[str]) -> None:
+    """The last of two equal flags counts, as everywhere; but where a flag takes several values, both were meant."""
     flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
-    again = [flag for flag, count in flags.items() if count > 1]
+    again = [flag for flag in _of_several_values(kind) if flags[flag] > 1]
     if again:
         raise UsageError(
-            f"given more than once, of which only the last would count: {', '.join(again)}. Give each flag once; "
-            f"several values follow one flag, as in --hidden 64 64"
+            f"given more than once, of which only the last would count: {', '.join(again)}. All values follow one "
+            f"flag: {again[0]} A B"
         )
+
+
+def _of_several_values(kind: type[Any]) -> Iterator[str]:
+    for name, hint in typing.get_type_hints(kind).items():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _of_several_values(hint)
+        elif typing.get_origin(hint) is tuple:
+            yield f"--{name.replace('_', '-')}"
 
 
 def console() -> Console:
