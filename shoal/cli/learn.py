@@ -31,9 +31,12 @@ def train(words: list[str]) -> int:
         from shoal import mpirun
 
         created, _ = run.create(name, settings, parsed.config)
-        code = mpirun.launch(created, settings.workers, settings.restarts)
-        if code == UsageError.exit_code:
-            created.discard()  # or its name would be taken by a run that cannot begin
+        code = UsageError.exit_code
+        try:
+            code = mpirun.launch(created, settings.workers, settings.restarts)
+        finally:
+            if code == UsageError.exit_code:  # here (no mpirun) or in the head: the name of a run that cannot begin
+                created.discard()  # must not be taken
         return code
     return _watch(out, lambda: run.train(name, settings, parsed.config, console=out))
 

@@ -73,12 +73,25 @@ def test_no_more_starts_than_allowed(tmp_path: Path) -> None:
     assert "shoal resume" in out + err
 
 
+WITHOUT_MPI = """
+import importlib.util, runpy, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "mpi4py" else find(name, *more)
+sys.argv = sys.argv[3:]
+runpy.run_module("shoal", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path: Path) -> None:
-    mistake = ["--env-kwargs", '{"nonsense": 1}', "--engine=mpi", "--name=mpi"]
-    code, _, err = shoal(*WALK, *mistake, cwd=tmp_path)
-    assert code == 2
-    assert "does not take --env-kwargs" in err
-    assert not (tmp_path / "runs/mpi").exists()
+    words = [*WALK, "--engine=mpi", "--name=mpi"]
+    for found, message in (
+        (shoal(*words, "--env-kwargs", '{"nonsense": 1}', cwd=tmp_path), "does not take --env-kwargs"),
+        (shoal(*words, cwd=tmp_path, through=WITHOUT_MPI), "mpi4py was not found. Install it"),
+    ):
+        code, _, err = found
+        assert code == 2
+        assert message in err
+        assert not (tmp_path / "runs/mpi").exists()
 
 
 def test_told_to_stop_it_saves_and_goes_on_elsewhere(tmp_path: Path, plain: list[str]) -> None:
