@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -304,6 +305,20 @@ def test_driver_is_asked_to_save(tmp_path: Path) -> None:
     out, _ = late.communicate(timeout=60)
     assert late.returncode == 75, out
     assert "start the job again" in out
+
+
+def test_address_that_ray_is_slow_to_write_down_is_waited_for(tmp_path: Path) -> None:
+    slow = """
+        import sys
+        if "ray.scripts.scripts" in sys.orig_argv:
+            import time, ray._private.utils as ours
+            write = ours.write_ray_address
+            ours.write_ray_address = lambda *words: (time.sleep(2), write(*words))
+    """
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(slow))
+    code, out = up(tmp_path, "--", "sh", "-c", "echo at $RAY_ADDRESS", env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"))
+    assert code == 0, out
+    assert re.search(r"^at 127\.0\.0\.1:\d+$", out, re.MULTILINE), out
 
 
 def test_two_hosts_one_command(tmp_path: Path, plain: list[str], two_hosts: list[str]) -> None:

@@ -191,15 +191,15 @@ class Careless(Walk):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward + os.urandom(1)[0], terminated, truncated, info
+        return observation, reward + int.from_bytes(os.urandom(6), "big"), terminated, truncated, info
 
 
 class Whim(Walk):
-    """Draws from its own action space, which nobody seeds."""
+    """Draws from the random numbers of its own action space, which nobody seeds."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward + float(self.action_space.sample()), terminated, truncated, info
+        return observation, reward + self.action_space.np_random.random(), terminated, truncated, info
 
 
 class Unseeded(Walk):

@@ -122,7 +122,7 @@ class _Head:
         )
         try:
             self._wait(lambda: _starting(node), "Ray's head")
-            self.say(f"Ray's head is up at {node.address()} with {node.cpus} CPUs")
+            self.say(f"Ray's head is up at {node.address} with {node.cpus} CPUs")
             self._join(leaders, node)
         except BaseException:
             node.keep_logs()
@@ -132,7 +132,7 @@ class _Head:
     def _join(self, leaders: dict[str, link.Member], node: Node) -> None:
         """Have one rank on each other machine start a node, and wait for them."""
         for machine, leader in leaders.items():
-            order = {"do": "node", "address": node.address(), "folder": node.folder, "token": self.ranks.token}
+            order = {"do": "node", "address": node.address, "folder": node.folder, "token": self.ranks.token}
             place = {"ip": leader.ip, "cores": self._cores(machine, leader.cores), "limit": leader.limit}
             leader.line.send(order | place)
         if leaders:
@@ -179,7 +179,7 @@ class _Head:
 
     def drive(self, node: Node) -> int:
         """Run the driver to its end, to a signal or to the end of the job's time."""
-        address, orders, signals = node.address(), self.orders, self.signals
+        address, orders, signals = node.address, self.orders, self.signals
         words = [word.replace("{address}", address) for word in orders.driver]
         variables = without_rank(os.environ) | node.variables | {"RAY_ADDRESS": address}
         try:

@@ -45,6 +45,7 @@ class Node:
         token_file.touch(0o600)
         token_file.write_text(token)
         self.log = log
+        self._joined = address
         if hasattr(os, "sched_setaffinity"):  # what is started inherits it; the launcher may have bound this rank
             os.sched_setaffinity(0, cores)
         self.cpus = min(limit or len(cores), len(cores))
@@ -73,7 +74,7 @@ class Node:
     @property
     def up(self) -> bool:
         """Whether it has started."""
-        return _UP in self.log.read_text(errors="replace")
+        return _UP in self.log.read_text(errors="replace") and bool(self.address)
 
     @property
     def ended(self) -> str:
@@ -84,9 +85,11 @@ class Node:
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return f"Ray ended with exit code {code}. The last lines of {self.log}:\n  " + "\n  ".join(lines[-8:])
 
+    @property
     def address(self) -> str:
-        """Of the cluster; on the head, once it is up."""
-        return (Path(self.folder) / "ray_current_cluster").read_text().strip()
+        """Of the cluster. Nothing on a head that is not up: Ray says that it has started, then writes this down."""
+        file = Path(self.folder) / "ray_current_cluster"
+        return self._joined or (file.read_text().strip() if file.exists() else "")
 
     def keep_logs(self) -> None:
         """Copy what Ray has written on this machine to where all can see it."""
