@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from shoal import engines, run
+from shoal import engines, interrupts, run
 from shoal.engines.base import Engine
 from shoal.engines.processes import available_cores
 from shoal.engines.redis import faults
@@ -89,7 +89,8 @@ def verify(algo: str, settings: Settings, config: Any, todo: Sequence[Way], repo
     """Run every way; an empty string if all digests are equal, or the first difference in words."""
     reference: Outcome | None = None
     config = run.located(config, Path(settings.runs))
-    with tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder:
+    # Between runs too: a signal takes the folder along, and heads and servers that were started.
+    with interrupts.listening(), tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder:
         for number, way in enumerate(todo):
             name = f"way-{number}"
             own = replace(settings, engine=way.engine, workers=way.workers, runs=folder, name=name, tensorboard=False)
@@ -218,19 +219,25 @@ def _with_killed_head(algo: str, settings: Settings, config: Any, way: Way, rig:
     return 0
 
 
-def _training(algo: str, settings: Settings, config: Any) -> subprocess.Popen[str]:
+def _training(algo: str, settings: Settings, config: Any) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     return _shoal(["train", algo, settings.env, *flags(settings), *flags(config)])
 
 
-def _shoal(words: list[str]) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def _shoal(words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that has ended when the block has."""
     command = [sys.executable, "-m", "shoal", *words]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        except BaseException:
+            process.terminate()  # or the end of this block would wait for the end of the run
+            raise
 
 
 def _wait_for_half(folder: RunDir, settings: Settings, head: subprocess.Popen[str]) -> None:
     half = (settings.iterations or 2) // 2
     if half < 1:
-        head.kill()
         raise UsageError("to kill something half-way there must be at least 2 iterations; use --iterations 2 or more")
     deadline = time.monotonic() + _DEADLINE
     while max(folder.saved(), default=0) < half and time.monotonic() < deadline:

@@ -18,5 +18,5 @@ def no_leftovers() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     left = set(psutil.Process().children(recursive=True)) - before
-    _, alive = psutil.wait_procs(left, timeout=5)
+    _, alive = psutil.wait_procs(left, timeout=15)
     assert not [process.cmdline() for process in alive if process.is_running()]

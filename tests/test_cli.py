@@ -166,12 +166,29 @@ def test_damaged_runs_do_not_hide_the_others(tmp_path: Path) -> None:
 
 
 def test_signal_during_verify(tmp_path: Path) -> None:
-    process = start("verify", "trpo", "CartPole-v1", "--iterations=1000", cwd=tmp_path)
-    time.sleep(4)
+    process = start("verify", "trpo", "CartPole-v1", "--iterations=1000", cwd=tmp_path, extra={"TMPDIR": str(tmp_path)})
+    while not (folders := list(tmp_path.glob("shoal-verify-*"))):
+        assert process.poll() is None
+        time.sleep(0.01)
     process.terminate()
     _, err = process.communicate(timeout=20)
-    assert process.returncode == 143
+    assert (process.returncode, folders[0].exists()) == (143, False)
     assert "Traceback" not in err
+
+
+def test_signal_while_verify_waits_for_a_head_of_its_own(tmp_path: Path) -> None:
+    words = ["verify", "trpo", "tests.toys:Walk-v0", *SMALL[:-1], "--iterations=400", "--engines=serial", "--kill-head"]
+    process = start(*words, cwd=tmp_path, extra={"TMPDIR": str(tmp_path)})
+    while not list(tmp_path.glob("shoal-verify-*/way-1/checkpoints/*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    head = psutil.Process(process.pid).children()
+    assert head
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, list(tmp_path.glob("shoal-verify-*"))) == (143, [])
+    assert "Traceback" not in err
+    assert not psutil.wait_procs(head, timeout=15)[1]
 
 
 def test_tensorboard_can_read_the_events(tmp_path: Path) -> None:
@@ -289,7 +306,7 @@ def test_signals_save_and_say_how_to_go_on(number: int, code: int, tmp_path: Pat
     saved = run.saved()[0]
     assert saved == len(run.metrics())
     assert f"saved iteration {saved}; go on with: shoal resume mine" in out
-    assert not psutil.wait_procs(children, timeout=3)[1]
+    assert not psutil.wait_procs(children, timeout=15)[1]
     code, out, _ = shoal("resume", "mine", f"--iterations={saved + 1}", cwd=tmp_path)
     assert code == 0
 
@@ -304,7 +321,7 @@ def test_killed_head_leaves_a_run_that_resumes_exactly(tmp_path: Path) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    assert not psutil.wait_procs(children, timeout=3)[1]
+    assert not psutil.wait_procs(children, timeout=15)[1]
     assert run.saved()
     assert not run.busy()
     code, _, err = shoal("resume", "mine", "--iterations=9", "--workers=3", cwd=tmp_path)

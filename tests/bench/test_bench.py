@@ -89,4 +89,4 @@ def test_signal_ends_everything(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 143
     assert "Traceback" not in err
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not psutil.wait_procs(children, timeout=15)[1]

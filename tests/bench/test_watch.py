@@ -83,7 +83,7 @@ def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
     with Program([sys.executable, "-c", code], HERE).running() as lines:
         child = psutil.Process(next(lines).steps)
         assert child.is_running()
-    assert not psutil.wait_procs([child], timeout=5)[1]
+    assert not psutil.wait_procs([child], timeout=15)[1]
 
 
 def test_peers_get_their_own_surroundings(tmp_path: Path) -> None:

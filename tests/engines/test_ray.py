@@ -53,7 +53,7 @@ def actors() -> list[psutil.Process]:
 def no_leftovers() -> Iterator[None]:
     """Every worker that a test started is gone when it ends."""
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while left := actors():
         assert time.monotonic() < deadline, left
         time.sleep(0.02)

@@ -54,7 +54,7 @@ def rig() -> Iterator[Rig]:
         yield own
         children = [child for machine in own.machines for child in psutil.Process(machine.pid).children()]
         assert children
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not psutil.wait_procs(children, timeout=15)[1]
 
 
 @pytest.fixture(autouse=True)

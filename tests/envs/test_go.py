@@ -209,14 +209,19 @@ def test_an_answer_that_is_none_is_said(go: Any, scripted: Any, answer: str, mes
     ("command", "message"),
     [
         ("cat", "'cat' answers 'list_commands'"),
-        ("sleep 100", "has not answered for 0.3 s"),
         ("false", "has ended with exit code 1"),
         ("yes", "answers 'y"),
     ],
 )
 def test_programs_that_are_no_players(go: Any, command: str, message: str) -> None:
-    env = go(opponent=command, timeout=0.3)
+    env = go(opponent=command)
     with pytest.raises(EnvironmentFault, match=message):
+        env.reset(seed=0)
+
+
+def test_program_that_does_not_answer(go: Any) -> None:
+    env = go(opponent="sleep 100", timeout=0.3)
+    with pytest.raises(EnvironmentFault, match=r"has not answered for 0\.3 s"):
         env.reset(seed=0)
 
 
