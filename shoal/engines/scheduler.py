@@ -5,8 +5,9 @@ a list. The scheduler's table of tasks is the one source of truth: workers and w
 everything they hold.
 
 Rules
-- An idle worker gets a task before a busy one gets a second. A second is sent ahead only while tasks are short,
-  when the time between two tasks would show; a long task would be stuck behind another.
+- An idle worker gets a task before a busy one gets a second. A second is sent ahead only while tasks are short, when
+  the time between two tasks would show; a long task would be stuck behind another. The last ones, no more than there
+  are workers, wait for whoever is done first, unless they are so brief that it does not matter.
 - Tasks with the same key prefer the worker that ran that key last. A worker that has been idle for a while takes
   over a key from one that has work waiting.
 - A worker runs its tasks in the order sent, so the oldest one is the one that it is running. Only that one is blamed
@@ -112,7 +113,8 @@ class Telemetry:
 class Scheduler:
     """The task table. Every method takes the time and returns commands to carry out, in order."""
 
-    SHORT = 0.25  # seconds: shorter tasks are sent ahead
+    SHORT = 0.25  # seconds: shorter tasks are sent ahead while others wait...
+    BRIEF = 0.005  # ...and shorter ones than this in any case
     STEAL_AFTER = 0.02  # seconds: how long a worker is idle, at least, before it takes over a key
 
     def __init__(
@@ -269,6 +271,11 @@ class Scheduler:
     def _depth(self) -> int:
         return 2 if self._mean_seconds is not None and self._mean_seconds < self.SHORT else 1
 
+    def _ahead(self) -> bool:
+        """Whether a free task may be sent to a worker that has one to run."""
+        brief = self._mean_seconds is not None and self._mean_seconds < self.BRIEF
+        return self._depth() > 1 and (brief or len(self._free) > len(self._workers))
+
     def _place(self, now: float, task: _Task) -> list[Command]:
         """Send a task now if somebody has room, or put it where it will be found."""
         home = self._homes.get(task.key) if task.key is not None else None
@@ -279,12 +286,11 @@ class Scheduler:
             heapq.heappush(worker.waiting, task.number)
             self._backlogs.add(home)
             return []
-        if not self._free:
-            for level in self._by_load[: self._depth()]:
-                if level:
-                    return self._send(now, self._workers[next(iter(level))], task)
+        idle, busy = self._by_load
+        if idle and not self._free:
+            return self._send(now, self._workers[next(iter(idle))], task)
         heapq.heappush(self._free, task.number)
-        return []
+        return self._feed(now, self._workers[next(iter(busy))]) if busy and self._ahead() else []
 
     def _feed(self, now: float, worker: _Worker) -> list[Command]:
         """Fill a worker's room from its own backlog and the free tasks, oldest first."""
@@ -292,9 +298,10 @@ class Scheduler:
         while len(worker.queue) < self._depth():
             self._trim(worker.waiting)
             self._trim(self._free)
-            if worker.waiting and not (self._free and self._free[0] < worker.waiting[0]):
+            free = self._free and (not worker.queue or self._ahead())
+            if worker.waiting and not (free and self._free[0] < worker.waiting[0]):
                 number = heapq.heappop(worker.waiting)
-            elif self._free:
+            elif free:
                 number = heapq.heappop(self._free)
                 if self._homes.get(self._tasks[number].key, worker.number) != worker.number:
                     commands += self._place(now, self._tasks[number])  # its key got a home while it waited

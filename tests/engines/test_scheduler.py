@@ -20,12 +20,12 @@ def ticket(commands: list[Command], task: int) -> int:
     return next(c.ticket for c in commands if isinstance(c, Send) and c.task == task)
 
 
-def warmed_up(workers: int) -> Scheduler:
-    """A scheduler that knows its tasks to be short, so that it sends a second one ahead."""
+def warmed_up(workers: int, seconds: float = 0.001) -> Scheduler:
+    """A scheduler that knows how long its tasks take; brief as they are, it sends a second one ahead."""
     scheduler = Scheduler()
     scheduler.joined(0.0, 99)
     first = scheduler.submit(0.0, 0, "task")
-    scheduler.received(0.0, 99, ticket(first, 0), None, 0.001)
+    scheduler.received(0.0, 99, ticket(first, 0), None, seconds)
     scheduler.left(0.0, 99, "left")
     for worker in range(workers):
         scheduler.joined(0.0, worker)
@@ -49,6 +49,16 @@ def test_long_tasks_are_not_sent_ahead() -> None:
     assert sends(later) == [(0, 2)]
     assert sends(scheduler.submit(5.0, 3, "task")) == []
     assert sends(scheduler.joined(5.0, 1)) == [(1, 3)], "a worker that joins finds it"
+
+
+def test_the_last_tasks_wait_for_whoever_is_done_first() -> None:
+    scheduler = warmed_up(2, seconds=0.1)
+    first = [scheduler.submit(0.0, task, "task") for task in range(1, 5)]
+    assert [sends(placed) for placed in first] == [[(0, 1)], [(1, 2)], [], []], "two are left, for two workers"
+    assert sends(scheduler.submit(0.0, 5, "task")) == [(0, 3)], "many are left: the oldest of them is sent ahead"
+    later = scheduler.received(0.05, 1, ticket(first[1], 2), None, 0.05)
+    assert sends(later) == [(1, 4)]
+    assert sends(scheduler.received(0.08, 1, ticket(later, 4), None, 0.03)) == [(1, 5)]
 
 
 def test_only_the_running_task_is_blamed() -> None:
