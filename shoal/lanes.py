@@ -187,53 +187,73 @@ class Lane(Slots):
         following: Callable[[int], int | None],
         record: Keeper,
         steps: int | None = None,
+        narrowing: bool = False,
     ) -> int:
         """Step the slots together, for `steps` steps or until none is left in an episode; how many steps it took.
 
-        `following(slot)` is the episode to start where one has ended, or None to leave the slot. Without `rng` the
-        likeliest actions are taken.
+        `following(slot)` is the episode to start where one has ended, or None to leave the slot: it stays where it is,
+        or, with `narrowing`, this returns, so that the caller can go on without it. Without `rng` the likeliest actions
+        are taken.
         """
-        active = [slot for slot in range(self.width) if self.episodes[slot] >= 0]
-        step = [env.step for env in self.envs]
-        due = [self._due(slot) for slot in range(self.width)]
+        ways = [self._way(slot) for slot in range(self.width)]
         chunk = NOISE_STEPS if steps is None else min(steps, NOISE_STEPS)
-        time = 0
-        while active and time != steps:
+        time, playing = 0, self.width - self.episodes.count(-1)
+        while playing and time != steps:
             if rng is not None and time % chunk == 0:
                 noise = head.noise(rng, chunk, self.width)
             acted_on = self.observations
             actions = act(acted_on, None if rng is None else noise[time % chunk], self.memory)
             env_actions = head.to_env(actions)
-            rows: list[Any] = list(acted_on)  # a slot that was left keeps its last one
             self.clock = clock = self.clock + 1
-            rewards = [0.0] * self.width
+            rows: list[Any] = []
+            rewards: list[float] = []
             ended: list[tuple[int, bool]] = []
-            slot = 0
             try:
-                for slot in active:
-                    observation, reward, terminated, truncated, _ = step[slot](env_actions[slot])
-                    rows[slot] = observation
-                    rewards[slot] = float(reward)
-                    if terminated or truncated or clock == due[slot]:
-                        ended.append((slot, bool(terminated)))
+                for (step, due), action in zip(ways, env_actions, strict=True):
+                    observation, reward, terminated, truncated, _ = step(action)
+                    rows.append(observation)
+                    rewards.append(float(reward))
+                    if terminated or truncated or clock == due:
+                        ended.append((len(rows) - 1, bool(terminated)))
                 self.observations = self._stacked(rows)
             except Exception as error:
-                raise self.raised(slot, error) from error
+                raise self.raised(min(len(rewards), self.width - 1), error) from error
             record.step(acted_on, actions, rewards)
             time += 1
-            self.taken += len(active)
+            self.taken += playing
             for slot, terminated in ended:
                 record.end(time - 1, slot, terminated)
                 episode = following(slot)
                 if episode is None:
-                    active.remove(slot)
+                    playing -= 1
                     self.episodes[slot] = -1
                 else:
                     self.begin(slot, episode)
-                    step[slot], due[slot] = self.envs[slot].step, self._due(slot)
+                ways[slot] = self._way(slot)
             if time % NOISE_STEPS == 0 or time == steps:
-                self._check_ending(active)
+                self._check_ending()
+            if narrowing and playing < self.width:
+                break
         return time
+
+    def narrow(self) -> list[int]:
+        """Go on without the slots that were left: which slots are still there, in order."""
+        kept = [slot for slot in range(self.width) if self.episodes[slot] >= 0]
+        self._give_back([env for slot, env in enumerate(self.envs) if self.episodes[slot] < 0])
+        self.width = len(kept)
+        self.envs = [self.envs[slot] for slot in kept]
+        self.observations, self.memory = self.observations[kept], self.memory[kept]
+        self.episodes, self.begun, self.returns = (
+            [numbers[slot] for slot in kept] for numbers in (self.episodes, self.begun, self.returns)
+        )
+        return kept
+
+    def _way(self, slot: int) -> tuple[Callable[[Any], tuple[Any, ...]], int]:
+        """How a slot takes a step, and when it is cut off by the clock. One that was left stays where it is."""
+        if self.episodes[slot] >= 0:
+            return self.envs[slot].step, self._due(slot)
+        answer = (self.observations[slot].copy(), 0.0, False, False, {})
+        return lambda action: answer, -1
 
     def _stacked(self, rows: list[Any]) -> np.ndarray:
         """Observations as one array. One call for all of them costs a third of one assignment for each."""
@@ -248,8 +268,11 @@ class Lane(Slots):
 
     def close(self) -> None:
         """Give the environments back for the next lane."""
+        self._give_back(self.envs)
+
+    def _give_back(self, envs: list[gymnasium.Env[Any, Any]]) -> None:
         idle = None if self.spec.recreate_after else _pool.get(_pool_key(self.spec))
-        for env in self.envs:
+        for env in envs:
             if idle is None:
                 env.close()
             else:
@@ -262,10 +285,11 @@ class Lane(Slots):
             f"To see more, type: shoal check-env {self.spec.id}"
         )
 
-    def _check_ending(self, active: list[int]) -> None:
-        slot = min(active, key=self.begun.__getitem__, default=0)
+    def _check_ending(self) -> None:
+        playing = [slot for slot in range(self.width) if self.episodes[slot] >= 0]
+        slot = min(playing, key=self.begun.__getitem__, default=0)
         length = self.clock - self.begun[slot]
-        if not active or length < self.spec.step_limit:
+        if not playing or length < self.spec.step_limit:
             return
         where = self.where(slot, self.episodes[slot], length)
         raise EnvironmentFault(

@@ -8,6 +8,7 @@ alone. Only scores come back.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -174,10 +175,14 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
 
     for slot in range(lane.width):
         lane.begin(slot, enter(slot))
-    act = parsed.actor({"params": stacked, "mean": weights["mean"], "scale": weights["scale"]})
     with np.errstate(over="ignore", invalid="ignore"):  # the tally looks for what comes of it
-        lane.play(act, parsed.head, None, following, tally)
-    lane.close()
+        while lane.width:
+            act = parsed.actor(weights | {"params": stacked[: lane.width]})
+            lane.play(act, parsed.head, None, following, tally, narrowing=True)
+            kept = lane.narrow()  # whose rows are computed alone, so that they are the same without the others
+            stacked[: lane.width] = stacked[kept]
+            loaded[:] = [loaded[slot] for slot in kept]
+            tally.totals = [tally.totals[slot] for slot in kept]
     return tally.tree()
 
 
@@ -195,6 +200,12 @@ class _Turns(Lane):
         self.memory = np.zeros((self.width, remembered), np.float32)
         self.turns: list[tuple[int, int, int]] = []  # member, which of its episodes, and when by the clock
         self._ages = [-1] * self.width
+
+    def narrow(self) -> list[int]:
+        """Go on without the slots that were left."""
+        kept = super().narrow()
+        self._ages = [self._ages[slot] for slot in kept]
+        return kept
 
     def turn(self, member: int, number: int) -> int:
         """A new turn: an episode of a member."""
@@ -234,7 +245,7 @@ class _Tally:
 
     def step(self, observations: np.ndarray, actions: np.ndarray, rewards: list[float]) -> None:
         """Add rewards up."""
-        self.totals = [total + reward for total, reward in zip(self.totals, rewards, strict=True)]
+        self.totals = list(map(operator.add, self.totals, rewards))
         self._observations.append(observations)
         self._actions.append(actions)
         self._turns.append(self.lane.episodes.copy())
@@ -248,6 +259,8 @@ class _Tally:
         length, total = lane.clock - begun, self.totals[slot]
         if not np.isfinite(total):
             self._refuse("rewards that add up to", total, slot, lane.episodes[slot], length)
+        if self.policy.remembered and not _finite(lane.memory[slot]):
+            raise self._overflow()
         self.ended.append((member, number, total, length))
         self.steps[member] += length
         self.episodes[member] += 1
@@ -268,24 +281,27 @@ class _Tally:
         """Check the observations and actions of the last steps, and add observations to the moments."""
         if not self._observations:
             return
-        seen, done, turns = np.stack(self._observations), np.stack(self._actions), np.array(self._turns)
+        seen, done, turns = np.concatenate(self._observations), np.concatenate(self._actions), self._turns
         self._observations, self._actions, self._turns = [], [], []
         if not _finite(seen) or not _finite(done) or not _finite(self.lane.memory):
             self._blame(seen, done, turns)
         if self.policy.normalise:
-            self.moments = self.moments.merge(Moments.of(self.policy.numbers(seen)[turns >= 0]))
+            self.moments = self.moments.merge(Moments.of(self.policy.numbers(seen)))
 
-    def _blame(self, seen: np.ndarray, done: np.ndarray, turns: np.ndarray) -> None:
+    def _blame(self, seen: np.ndarray, done: np.ndarray, turns: list[list[int]]) -> None:
         """Numbers that are not finite came from the environment, or, if they were in actions first, from the policy."""
         lane = self.lane
+        rows = [(time, slot, turn) for time, row in enumerate(turns) for slot, turn in enumerate(row)]
         wrong, wrong_done = np.argwhere(~np.isfinite(seen)), np.argwhere(~np.isfinite(done))
-        if len(wrong) and not (len(wrong_done) and wrong_done[0, 0] < wrong[0, 0]):
-            time, slot, *at = wrong[0].tolist()
-            turn = int(turns[time, slot])
-            step = lane.clock - len(seen) + time - lane.turns[turn][2]
-            self._refuse("the observation", seen[(time, slot, *at)], slot, turn, step)
-        raise LearningFault(
-            f"a policy of generation {lane.generation} computed numbers that are not finite from observations that "
+        if len(wrong) and not (len(wrong_done) and rows[wrong_done[0, 0]][0] < rows[wrong[0, 0]][0]):
+            time, slot, turn = rows[wrong[0, 0]]
+            step = lane.clock - len(turns) + time - lane.turns[turn][2]
+            self._refuse("the observation", seen[tuple(wrong[0])], slot, turn, step)
+        raise self._overflow()
+
+    def _overflow(self) -> LearningFault:
+        return LearningFault(
+            f"a policy of generation {self.lane.generation} computed numbers that are not finite from observations that "
             f"are. Likely causes: weights that are far too large (a smaller --sigma helps), or a memory that grows "
             f"without end (--activation tanh keeps it in bounds; here it is {self.policy.activation})"
         )
