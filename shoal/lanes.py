@@ -191,9 +191,9 @@ class Lane(Slots):
     ) -> int:
         """Step the slots together, for `steps` steps or until none is left in an episode; how many steps it took.
 
-        `following(slot)` is the episode to start where one has ended, or None to leave the slot: it stays where it is,
-        or, with `narrowing`, this returns, so that the caller can go on without it. Without `rng` the likeliest actions
-        are taken.
+        `following(slot)` is the episode to start where one has ended, or None to leave the slot, which stays where it
+        is. With `narrowing` this returns when half of the slots were left, for the caller to `narrow` the lane. Without
+        `rng` the likeliest actions are taken.
         """
         ways = [self._way(slot) for slot in range(self.width)]
         chunk = NOISE_STEPS if steps is None else min(steps, NOISE_STEPS)
@@ -232,7 +232,7 @@ class Lane(Slots):
                 ways[slot] = self._way(slot)
             if time % NOISE_STEPS == 0 or time == steps:
                 self._check_ending()
-            if narrowing and playing < self.width:
+            if narrowing and 2 * playing <= self.width:
                 break
         return time
 
@@ -243,16 +243,15 @@ class Lane(Slots):
         self.width = len(kept)
         self.envs = [self.envs[slot] for slot in kept]
         self.observations, self.memory = self.observations[kept], self.memory[kept]
-        self.episodes, self.begun, self.returns = (
-            [numbers[slot] for slot in kept] for numbers in (self.episodes, self.begun, self.returns)
-        )
+        self.episodes, self.begun = [self.episodes[slot] for slot in kept], [self.begun[slot] for slot in kept]
+        self.returns = [self.returns[slot] for slot in kept]
         return kept
 
     def _way(self, slot: int) -> tuple[Callable[[Any], tuple[Any, ...]], int]:
         """How a slot takes a step, and when it is cut off by the clock. One that was left stays where it is."""
         if self.episodes[slot] >= 0:
             return self.envs[slot].step, self._due(slot)
-        answer = (self.observations[slot].copy(), 0.0, False, False, {})
+        answer: tuple[Any, ...] = (self.observations[slot].copy(), 0.0, False, False, {})
         return lambda action: answer, -1
 
     def _stacked(self, rows: list[Any]) -> np.ndarray:

@@ -8,6 +8,7 @@ alone. Only scores come back.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import deque
 from dataclasses import dataclass
@@ -286,7 +287,8 @@ class _Tally:
         if not _finite(seen) or not _finite(done) or not _finite(self.lane.memory):
             self._blame(seen, done, turns)
         if self.policy.normalise:
-            self.moments = self.moments.merge(Moments.of(self.policy.numbers(seen)))
+            playing = np.fromiter(itertools.chain.from_iterable(turns), np.int64, len(seen)) >= 0
+            self.moments = self.moments.merge(Moments.of(self.policy.numbers(seen)[playing]))
 
     def _blame(self, seen: np.ndarray, done: np.ndarray, turns: list[list[int]]) -> None:
         """Numbers that are not finite came from the environment, or, if they were in actions first, from the policy."""

@@ -188,7 +188,13 @@ class Gaussian:
         """What `env.step` takes, for each row of actions."""
         low, high = self._bounds
         cut = np.minimum(np.maximum(actions, low), high)  # `clip` takes twice as long where caches are cold, as here
-        return list(cut.reshape(-1, *self.shape).astype(self.dtype, copy=False))
+        if cut.dtype != self._dtype:
+            cut = cut.astype(self._dtype)
+        return list(cut if len(self.shape) == 1 else cut.reshape(-1, *self.shape))
+
+    @functools.cached_property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype)
 
     @functools.cached_property
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:

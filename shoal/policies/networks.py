@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,20 +72,46 @@ class MLP:
             start = end
         return views
 
-    def apply(self, layers: Sequence[tuple[Any, Any]], x: Any, rooms: Sequence[np.ndarray] = ()) -> Any:
-        """Outputs (..., out) for inputs (..., in).
-
-        `rooms` are arrays for what hidden layers compute, in NumPy. Between steps of environments caches are cold, and
-        new arrays cost a worker half of the pass.
-        """
+    def apply(self, layers: Sequence[tuple[Any, Any]], x: Any) -> Any:
+        """Outputs (..., out) for inputs (..., in)."""
         *hidden, (weights, bias) = layers
-        for at, (hidden_weights, hidden_bias) in enumerate(hidden):
-            x = np.matmul(x, hidden_weights, out=rooms[at]) if rooms else x @ hidden_weights
+        for hidden_weights, hidden_bias in hidden:
+            x = x @ hidden_weights
             x += hidden_bias  # in place in NumPy, which saves a worker a third of the pass; a new array in JAX
-            x = np.tanh(x, out=x) if rooms and self.activation == "tanh" else activate(self.activation, x)
+            x = activate(self.activation, x)
         x = x @ weights
         x += bias
         return activate(self.output, x)
+
+    def by_row(self, stacked: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """For workers: outputs (width, out) for inputs (width, in), where each row meets parameters of its own.
+
+        Between steps of environments caches are cold, so each call and each new array shows. Biases are multiplied
+        along: they lie behind their weights, and each row of inputs ends with a one.
+        """
+        width, start = len(stacked), 0
+        matrices = []
+        for rows, columns in self._shapes():
+            end = start + (rows + 1) * columns
+            matrices.append(stacked[:, start:end].reshape(width, rows + 1, columns))
+            start = end
+        inputs, *hidden = [np.ones((width, 1, rows + 1), np.float32) for rows, _ in self._shapes()]
+        first, last = inputs[:, 0, :-1], matrices.pop()
+        layers = list(zip([inputs, *hidden], matrices, [room[..., :-1] for room in hidden], strict=False))
+        end_room = hidden[-1] if hidden else inputs
+
+        def apply(x: np.ndarray) -> np.ndarray:
+            first[:] = x
+            for below, matrix, above in layers:
+                np.matmul(below, matrix, out=above)
+                if self.activation == "tanh":
+                    np.tanh(above, out=above)
+                else:
+                    above[:] = activate(self.activation, above)
+            out: np.ndarray = activate(self.output, np.matmul(end_room, last)[:, 0])
+            return out
+
+        return apply
 
     def __call__(self, flat: Any, x: Any) -> Any:
         """Outputs (..., out) from the flat parameters."""

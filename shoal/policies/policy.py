@@ -111,26 +111,29 @@ class Policy:
     def actor(self, weights: Tree, lane: int = 0) -> Actor:
         """For a worker: how to act with these weights."""
         params, mean, scale = weights["params"], weights["mean"], weights["scale"]
-        network, head = self.network, self.head
-        layers, free = network.layers(params), params[..., params.shape[-1] - head.free :]
-        stacked = params.ndim == 2
-        rooms = [np.empty((len(params), 1, size), np.float32) for size in self.hidden] if stacked else ()
+        head = self.head
+        compute, free = self._compute(params), params[..., params.shape[-1] - head.free :]
         if "epsilon" in weights:
             free = weights["epsilon"][lane % len(weights["epsilon"])]
 
         def act(observations: np.ndarray, noise: np.ndarray | None, memory: np.ndarray) -> np.ndarray:
-            x = self.features(observations, mean, scale)
-            if stacked:  # one product for each row, because each has a matrix of its own
-                x, memory = x[:, None], memory[:, None]
-            if isinstance(network, Recurrent):
-                out = network.step(layers, x, memory)
-            elif isinstance(network, MLP):
-                out = network.apply(layers, x, rooms)
-            else:
-                out = network.apply(layers, x)
-            return head.sample(out[:, 0] if stacked else out, free, noise)
+            return head.sample(compute(self.features(observations, mean, scale), memory), free, noise)
 
         return act
+
+    def _compute(self, params: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Any]:
+        """Outputs (width, ...) of the network from features (width, inputs) and memory (width, remembered)."""
+        network, stacked = self.network, params.ndim == 2
+        if isinstance(network, Recurrent):
+            cells = network.layers(params)
+            if stacked:
+                return lambda x, memory: network.step(cells, x[:, None], memory[:, None])[:, 0]
+            return lambda x, memory: network.step(cells, x, memory)
+        if stacked and isinstance(network, MLP):
+            by_row = network.by_row(params)
+            return lambda x, memory: by_row(x)
+        layers = network.layers(params)
+        return lambda x, memory: network.apply(layers, x)
 
     def to_tree(self) -> Tree:
         """Plain data, for the wire and for files."""
