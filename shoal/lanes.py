@@ -128,7 +128,8 @@ class Lane(Slots):
     def __init__(self, place: Tree) -> None:
         super().__init__(place)
         self.limit = time_limit(self.spec)
-        self.envs = _borrow(self.spec, self.width)
+        self._pool_key = json.dumps(self.spec.to_tree(), sort_keys=True)
+        self.envs = _borrow(self.spec, self._pool_key, self.width)
         self.see(self.envs[0].observation_space)
 
     def begin(self, slot: int, episode: int) -> None:
@@ -270,7 +271,7 @@ class Lane(Slots):
         self._give_back(self.envs)
 
     def _give_back(self, envs: list[gymnasium.Env[Any, Any]]) -> None:
-        idle = None if self.spec.recreate_after else _pool.get(_pool_key(self.spec))
+        idle = None if self.spec.recreate_after else _pool.get(self._pool_key)
         for env in envs:
             if idle is None:
                 env.close()
@@ -315,13 +316,8 @@ def _drop_old_runs() -> None:
             lane.close()
 
 
-def _pool_key(spec: EnvSpec) -> str:
-    return json.dumps(spec.to_tree(), sort_keys=True)
-
-
-def _borrow(spec: EnvSpec, count: int) -> list[gymnasium.Env[Any, Any]]:
+def _borrow(spec: EnvSpec, key: str, count: int) -> list[gymnasium.Env[Any, Any]]:
     """Environments that were used before, or new ones: making one costs far more than resetting it."""
-    key = _pool_key(spec)
     idle = _pool.setdefault(key, [])
     _pool.move_to_end(key)
     while len(_pool) > _KEEP_SPECS:

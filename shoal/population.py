@@ -303,9 +303,9 @@ class _Tally:
 
     def _overflow(self) -> LearningFault:
         return LearningFault(
-            f"a policy of generation {self.lane.generation} computed numbers that are not finite from observations that "
-            f"are. Likely causes: weights that are far too large (a smaller --sigma helps), or a memory that grows "
-            f"without end (--activation tanh keeps it in bounds; here it is {self.policy.activation})"
+            f"a policy of generation {self.lane.generation} computed numbers that are not finite from observations "
+            f"that are. Likely causes: weights that are far too large (a smaller --sigma helps), or a memory that "
+            f"grows without end (--activation tanh keeps it in bounds; here it is {self.policy.activation})"
         )
 
     def _refuse(self, what: str, value: Any, slot: int, turn: int, step: int) -> None:

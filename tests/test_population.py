@@ -1,5 +1,6 @@
 """Populations: every member is scored as if it had played alone, whatever lane and slot it was in."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -171,13 +172,35 @@ def test_policies_that_misbehave(config: Tree, weight: float, message: str) -> N
         evaluated(env, policy, weights, members(policy, 5))
 
 
-def test_every_slot_makes_its_environment_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[EnvSpec] = []
-    monkeypatch.setattr("shoal.lanes.make", lambda spec: made.append(spec) or make(spec))
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[EnvSpec]:
+    """Environments that lanes make."""
+    found: list[EnvSpec] = []
+    monkeypatch.setattr("shoal.lanes.make", lambda spec: found.append(spec) or make(spec))
+    return found
+
+
+def test_every_slot_makes_its_environment_anew(made: list[EnvSpec]) -> None:
     env = EnvSpec("tests.toys:Identity-v0", recreate_after=2)  # episodes of 8 steps: slots end together
     policy, weights = setting(env)
     evaluated(env, policy, weights, members(policy, 12), lanes=1)
     assert len(made) == 3 * 4, "24 episodes in 3 slots are 8 in each"
+
+
+def test_slots_of_a_lane_that_got_narrower_keep_their_age(made: list[EnvSpec]) -> None:
+    env = EnvSpec("tests.toys:Identity-v0", recreate_after=2)
+    policy, weights = setting(env)
+    who = replace(members(policy, 5), seeds=np.array([-1, -2, -3, 0, -4]))  # the fourth plays five episodes
+    evaluated(env, policy, weights, who, Plan(4, 1, 40, None), lanes=1, width=4)
+    assert len(made) == 4 + 2, "the slot of the fourth has had two, then four episodes"
+
+
+def test_environments_of_slots_that_were_left_are_used_again(made: list[EnvSpec]) -> None:
+    env = EnvSpec("tests.toys:Walk-v0", step_limit=999)  # nobody else has this one
+    policy, weights = setting(env)
+    for _ in range(2):
+        evaluated(env, policy, weights, members(policy, 9), lanes=1, width=4)
+    assert len(made) == 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 24, 64, 1001])

@@ -40,7 +40,7 @@ class SearchConfig:
     tasks: int | None = None
     """Lanes that a generation is cut into; at most this many workers are busy. Part of the result. Unless told, one for
     every 16 policies, and two for 8 to 32."""
-    width: int = 16
+    width: int = 24
     """Episodes of a lane that are played together."""
     hidden: tuple[int, ...] = ()
     """Hidden layers; none for a linear policy."""

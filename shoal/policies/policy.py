@@ -71,7 +71,7 @@ class Policy:
         """Numbers that a slot remembers from step to step of an episode."""
         return self.network.remembered if isinstance(self.network, Recurrent) else 0
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         """How many parameters."""
         return self.network.count + self.head.free
