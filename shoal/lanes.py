@@ -212,13 +212,13 @@ class Lane(Slots):
             try:
                 for (step, due), action in zip(ways, env_actions, strict=True):
                     observation, reward, terminated, truncated, _ = step(action)
-                    rows.append(observation)
                     rewards.append(float(reward))
                     if terminated or truncated or clock == due:
-                        ended.append((len(rows) - 1, bool(terminated)))
+                        ended.append((len(rows), bool(terminated)))
+                    rows.append(observation)
                 self.observations = self._stacked(rows)
             except Exception as error:
-                raise self.raised(min(len(rewards), self.width - 1), error) from error
+                raise self.raised(self._culprit(rows), error) from error
             record.step(acted_on, actions, rewards)
             time += 1
             self.taken += playing
@@ -261,6 +261,13 @@ class Lane(Slots):
         if len(shape) == 1:
             return np.array(rows, dtype)
         return np.concatenate(rows, dtype=dtype, casting="unsafe").reshape(shape)
+
+    def _culprit(self, rows: list[Any]) -> int:
+        """The slot at fault: where the next row would have come from, or whose row is not like the others."""
+        shape, last = self.observations.shape[1:], self.width - 1
+        if len(rows) < self.width:
+            return len(rows)
+        return next((slot for slot, row in enumerate(rows) if np.shape(row) != shape), last)
 
     def _due(self, slot: int) -> int:
         """When, by the clock, the time limit cuts a slot's episode off."""

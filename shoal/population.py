@@ -3,7 +3,7 @@
 A lane plays episodes of its members in lockstep, each slot with weights of its own. Where an episode has ended, the
 next one takes its slot, of the same member or of another, so that no slot waits for a long episode elsewhere. Which
 members a lane has, in which order they take slots and what their environments are reset with follow from the task
-alone. Only scores come back.
+alone. Only scores come back, and where observations are normalised their moments.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ class Plan:
     """How members are evaluated."""
 
     generation: int
-    """Part of the seeds of their episodes."""
+    """Part of the seeds of their episodes, unless these are fixed."""
     episodes: int
     """Each plays at least so many..."""
     steps: int
     """...and until it has taken so many steps."""
     limit: int | None
     """Episodes are cut off after so many steps."""
+    fixed_seeds: bool = False
+    """Whether the environments are the same in every generation."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def evaluate(place: Tree, policy: Tree, weights: Tree, plan: Tree, members: Tree
         while lane.width:
             act = parsed.actor(weights | {"params": stacked[: lane.width]})
             lane.play(act, parsed.head, None, following, tally, narrowing=True)
-            kept = lane.narrow()  # whose rows are computed alone, so that they are the same without the others
+            kept = lane.narrow()  # each row is computed by itself, so it is the same without the others
             stacked[: lane.width] = stacked[kept]
             loaded[:] = [loaded[slot] for slot in kept]
             tally.totals = [tally.totals[slot] for slot in kept]
@@ -197,6 +199,7 @@ class _Turns(Lane):
     def __init__(self, place: Tree, plan: Tree, seeds: list[int], remembered: int) -> None:
         super().__init__(place)
         self.generation, self.cut = plan["generation"], plan["limit"]
+        self._season = 0 if plan["fixed_seeds"] else self.generation
         self.seeds = seeds
         self.memory = np.zeros((self.width, remembered), np.float32)
         self.turns: list[tuple[int, int, int]] = []  # member, which of its episodes, and when by the clock
@@ -216,7 +219,7 @@ class _Turns(Lane):
     def seed(self, slot: int, episode: int) -> int:
         """What the environment is reset with: does not depend on lane or slot."""
         member, number, _ = self.turns[episode]
-        return seeding.integer(self.place["seed"], "fitness", self.generation, self.seeds[member], number)
+        return seeding.integer(self.place["seed"], "fitness", self._season, self.seeds[member], number)
 
     def _age(self, slot: int, episode: int) -> int:
         self._ages[slot] += 1
@@ -279,7 +282,10 @@ class _Tally:
         }
 
     def _look(self) -> None:
-        """Check the observations and actions of the last steps, and add observations to the moments."""
+        """Check the observations and actions of the last steps, and add observations to the moments.
+
+        Slots that were left stay where they are, and what is computed there does not count.
+        """
         if not self._observations:
             return
         seen, done, turns = np.concatenate(self._observations), np.concatenate(self._actions), self._turns
@@ -294,12 +300,16 @@ class _Tally:
         """Numbers that are not finite came from the environment, or, if they were in actions first, from the policy."""
         lane = self.lane
         rows = [(time, slot, turn) for time, row in enumerate(turns) for slot, turn in enumerate(row)]
-        wrong, wrong_done = np.argwhere(~np.isfinite(seen)), np.argwhere(~np.isfinite(done))
-        if len(wrong) and not (len(wrong_done) and rows[wrong_done[0, 0]][0] < rows[wrong[0, 0]][0]):
-            time, slot, turn = rows[wrong[0, 0]]
+        wrong, wrong_done = (
+            [at for at in np.argwhere(~np.isfinite(numbers)).tolist() if rows[at[0]][2] >= 0]
+            for numbers in (seen, done)
+        )
+        if wrong and not (wrong_done and rows[wrong_done[0][0]][0] < rows[wrong[0][0]][0]):
+            time, slot, turn = rows[wrong[0][0]]
             step = lane.clock - len(turns) + time - lane.turns[turn][2]
             self._refuse("the observation", seen[tuple(wrong[0])], slot, turn, step)
-        raise self._overflow()
+        if wrong_done or not _finite(lane.memory[np.array(lane.episodes) >= 0]):
+            raise self._overflow()
 
     def _overflow(self) -> LearningFault:
         return LearningFault(

@@ -88,6 +88,22 @@ def test_members_score_as_if_they_had_played_alone(kwargs: Tree, config: Tree) -
         assert (outcome.moments.m2 > 0).all()
 
 
+@pytest.mark.parametrize("config", [{"hidden": (5,)}, {"hidden": (4, 3), "memory": "lstm"}], ids=["plain", "lstm"])
+def test_scores_do_not_depend_on_who_else_is_in_a_lane(config: Tree) -> None:
+    env = EnvSpec("tests.toys:Walk-v0")
+    policy, weights = setting(env, **config)
+    who = replace(members(policy, 21), seeds=np.arange(21) - 4)
+    plan = Plan(4, 2, 30, None)
+    one, *others = (
+        evaluated(env, policy, weights, who, plan, lanes=lanes, width=width)
+        for lanes, width in ((1, 1), (1, 16), (1, 40), (3, 7), (21, 2))
+    )
+    assert len(set(one.lengths.tolist())) > 5, "lanes get narrower bit by bit"
+    for other in others:
+        np.testing.assert_array_equal(one.members, other.members)
+        np.testing.assert_array_equal(one.returns, other.returns)
+
+
 def test_given_weights_and_steps_from_the_centre_are_the_same() -> None:
     env = EnvSpec("tests.toys:Walk-v0")
     policy, weights = setting(env, hidden=(4,))
@@ -143,6 +159,7 @@ def test_episodes_are_cut_but_not_those_of_the_policy_itself() -> None:
         ("nan reward", r"rewards that add up to nan\nin .*reset seed"),
         ("nan observation", r"the observation nan\nin .*reset seed \d+\), step 3"),
         ("raises", r"raised RuntimeError: the simulation diverged\nin .*step 2"),
+        ("odd observation", r"raised ValueError: .*\nin .*slot 0, .*step 2"),
         ("never ends", r"an episode does not end: .*--max-episode-steps"),
     ],
 )
@@ -170,6 +187,16 @@ def test_policies_that_misbehave(config: Tree, weight: float, message: str) -> N
     weights["params"][:] = weight
     with pytest.raises(LearningFault, match=message):
         evaluated(env, policy, weights, members(policy, 5))
+
+
+def test_what_a_slot_computes_after_it_was_left_does_not_count() -> None:
+    env = EnvSpec("tests.toys:Identity-v0")  # episodes of 8 steps
+    policy, weights = setting(env, hidden=(4,), memory="elman", activation="identity")
+    cells, _ = policy.network.layers(weights["params"])[0]  # a view
+    cells[policy.inputs :] = 300 * np.eye(4)  # 300 ** 8 is a float32, 300 ** 16 is none
+    who = replace(members(policy, 5), seeds=np.array([-1, 0, 1, 2, 3]), scales=np.zeros(5, np.float32))
+    outcome = evaluated(env, policy, weights, who, Plan(4, 1, 400, None), lanes=1, width=5)
+    assert outcome.lengths.tolist() == [8] * 201, "the first plays one episode, the others fifty"
 
 
 @pytest.fixture

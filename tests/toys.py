@@ -177,6 +177,8 @@ class Trouble(Walk):
                 reward = float("nan")
             if self.how == "nan observation":
                 observation = observation * np.nan
+            if self.how == "odd observation":
+                observation = observation[:-1]
             if self.how == "no info":
                 info = None  # type: ignore[assignment]
             if self.how == "kills":

@@ -66,6 +66,10 @@ class Config(SearchConfig):
             not_negative=("sigma_min", "weight_decay", "table_seed"),
             fractions=("momentum", "sigma_decay", "lr_decay"),
         )
+        if self.momentum == 1:
+            found.append("momentum must be below 1: with 1 the last step goes on for ever, and nothing is learned")
+        if self.sigma_min > self.sigma:
+            found.append(f"sigma_min must be at most sigma ({self.sigma:g}), not {self.sigma_min:g}")
         if self.population % 2:
             found.append(f"population must be even, not {self.population}: steps are tried in pairs, there and back")
         return found

@@ -209,7 +209,7 @@ class Searcher:
     def _refused(self, error: Exception) -> UsageError:
         hints = []
         if isinstance(error, ImportError):
-            hints.append("It needs a package that Nevergrad does not install")
+            hints.append("It needs a package that Nevergrad does not install: install that, or try another optimizer")
         elif self.budget is None:
             hints.append("It may need to know how many evaluations there will be: --budget N")
         if "paralleliz" in str(error).lower():

@@ -41,7 +41,7 @@ class SearchConfig:
     """Lanes that a generation is cut into; at most this many workers are busy. Part of the result. Unless told, one for
     every 16 policies, and two for 8 to 32."""
     width: int = 24
-    """Episodes of a lane that are played together."""
+    """Episodes of a lane that are played together, at most."""
     hidden: tuple[int, ...] = ()
     """Hidden layers; none for a linear policy."""
     activation: Activation = "tanh"
@@ -80,7 +80,7 @@ class SearchConfig:
     def plan(self, generation: int, mean_length: float) -> Plan:
         """How to evaluate in a generation, after one with episodes of that mean length."""
         limit = math.ceil(self.length_factor * mean_length) or None
-        return Plan(0 if self.fixed_seeds else generation, self.episodes, self.min_steps, limit)
+        return Plan(generation, self.episodes, self.min_steps, limit, self.fixed_seeds)
 
 
 def policy_for(config: SearchConfig, spaces: Tree, normalise: bool) -> Policy:
@@ -107,7 +107,8 @@ def _head(config: SearchConfig, head: Head) -> Head:
         )
     if not bounded:
         raise UsageError(
-            f"--bins needs bounds for every number of an action, and here they are {head.low} to {head.high}"
+            f"--bins needs bounds for every number of an action, and here they are {head.low} to {head.high}. "
+            f"Leave it out, or wrap the environment so that its actions have bounds"
         )
     numbers = math.prod(head.shape)
     return Bins((config.bins,) * numbers, (0,) * numbers, False, head.shape, head.low, head.high, head.dtype)

@@ -94,11 +94,12 @@ class _Heads:
         """Pass on how far a head is, until it ends. What else it said, for people."""
         said: list[str] = []
         for line in process.stdout or ():
-            if line.startswith("{"):
+            try:
                 known = json.loads(line)
                 self._watcher.progress(job, known["steps"], known["return"])
-            elif line.strip():
-                said.append(line.strip())
+            except (ValueError, TypeError, KeyError):
+                if line.strip():
+                    said.append(line.strip())
         return said
 
     @property

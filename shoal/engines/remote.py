@@ -241,8 +241,7 @@ class RemoteEngine(Engine):
                     if call.future.running() or call.future.set_running_or_notify_cancel():
                         self._transport.send(worker, Message(Kind.TASK, ticket, call.frame))
                     else:  # cancelled in the meantime: let the scheduler count it as done
-                        seconds = 0.0
-                        commands += self._scheduler.received(time.monotonic(), worker, ticket, None, seconds)
+                        commands += self._scheduler.received(time.monotonic(), worker, ticket, None, seconds=None)
                 case Ship(worker, number):
                     shared = self._shared[number]
                     self._transport.send(worker, Message(Kind.SHARE, number, shared.frame))

@@ -6,8 +6,8 @@ everything they hold.
 
 Rules
 - An idle worker gets a task before a busy one gets a second. A second is sent ahead only while tasks are short, when
-  the time between two tasks would show; a long task would be stuck behind another. The last ones, no more than there
-  are workers, wait for whoever is done first, unless they are so brief that it does not matter.
+  the time between two tasks would show; a long task would be stuck behind another. The last ones without a key, no
+  more than there are workers, wait for whoever is done first, unless they are so brief that it does not matter.
 - Tasks with the same key prefer the worker that ran that key last. A worker that has been idle for a while takes
   over a key from one that has work waiting.
 - A worker runs its tasks in the order sent, so the oldest one is the one that it is running. Only that one is blamed
@@ -155,10 +155,6 @@ class Scheduler:
         self._tasks[number] = task = _Task(number, label, key, tuple(needs), now)
         return self._place(now, task)
 
-    def cancel(self, number: int) -> None:
-        """Forget a task that was not sent yet."""
-        self._tasks.pop(number, None)
-
     def joined(self, now: float, number: int) -> list[Command]:
         """A worker is ready."""
         self._workers[number] = worker = _Worker(number, heard=now, changed=now)
@@ -204,8 +200,13 @@ class Scheduler:
             self._workers[number].heard = now
         return []
 
-    def received(self, now: float, number: int, ticket: int, outcome: Any, seconds: float = 0.0) -> list[Command]:
-        """A worker says that a task is done (or raised: `outcome` is the caller's business)."""
+    def received(
+        self, now: float, number: int, ticket: int, outcome: Any, seconds: float | None = 0.0
+    ) -> list[Command]:
+        """A worker says that a task is done (or raised: `outcome` is the caller's business).
+
+        `seconds` is how long it took; None if it was cancelled before it was sent.
+        """
         worker = self._workers.get(number)
         if worker is None:
             return []
@@ -218,10 +219,11 @@ class Scheduler:
         self._list(worker)
         worker.changed = now
         del self._tasks[task.number]
-        self.telemetry.tasks += 1
-        self.telemetry.busy_seconds += seconds
-        mean = self._mean_seconds
-        self._mean_seconds = seconds if mean is None else 0.9 * mean + 0.1 * seconds
+        if seconds is not None:
+            self.telemetry.tasks += 1
+            self.telemetry.busy_seconds += seconds
+            mean = self._mean_seconds
+            self._mean_seconds = seconds if mean is None else 0.9 * mean + 0.1 * seconds
         return [Resolve(task.number, outcome), *self._feed(now, worker)]
 
     def tick(self, now: float) -> list[Command]:
@@ -271,10 +273,14 @@ class Scheduler:
     def _depth(self) -> int:
         return 2 if self._mean_seconds is not None and self._mean_seconds < self.SHORT else 1
 
-    def _ahead(self) -> bool:
-        """Whether a free task may be sent to a worker that has one to run."""
+    def _takes(self, worker: _Worker) -> bool:
+        """Whether a worker that has room takes the oldest free task, or leaves it to whoever is done first."""
+        if not self._free or not worker.queue:
+            return bool(self._free)
+        task = self._tasks[self._free[0]]
         brief = self._mean_seconds is not None and self._mean_seconds < self.BRIEF
-        return self._depth() > 1 and (brief or len(self._free) > len(self._workers))
+        waited = task.number < worker.queue[0].number  # others came later, by their keys, and are running
+        return brief or waited or task.key is not None or len(self._free) > len(self._workers)
 
     def _place(self, now: float, task: _Task) -> list[Command]:
         """Send a task now if somebody has room, or put it where it will be found."""
@@ -290,7 +296,7 @@ class Scheduler:
         if idle and not self._free:
             return self._send(now, self._workers[next(iter(idle))], task)
         heapq.heappush(self._free, task.number)
-        return self._feed(now, self._workers[next(iter(busy))]) if busy and self._ahead() else []
+        return self._feed(now, self._workers[next(iter(busy))]) if busy else []
 
     def _feed(self, now: float, worker: _Worker) -> list[Command]:
         """Fill a worker's room from its own backlog and the free tasks, oldest first."""
@@ -298,10 +304,10 @@ class Scheduler:
         while len(worker.queue) < self._depth():
             self._trim(worker.waiting)
             self._trim(self._free)
-            free = self._free and (not worker.queue or self._ahead())
-            if worker.waiting and not (free and self._free[0] < worker.waiting[0]):
+            takes = self._takes(worker)
+            if worker.waiting and not (takes and self._free[0] < worker.waiting[0]):
                 number = heapq.heappop(worker.waiting)
-            elif free:
+            elif takes:
                 number = heapq.heappop(self._free)
                 if self._homes.get(self._tasks[number].key, worker.number) != worker.number:
                     commands += self._place(now, self._tasks[number])  # its key got a home while it waited
@@ -314,7 +320,7 @@ class Scheduler:
         return commands
 
     def _trim(self, heap: list[int]) -> None:
-        """Drop cancelled tasks from the top."""
+        """Drop tasks that were given up from the top."""
         while heap and heap[0] not in self._tasks:
             heapq.heappop(heap)
 

@@ -33,10 +33,7 @@ def activate(name: str, x: Any) -> Any:
 
 @dataclass(frozen=True)
 class MLP:
-    """A feed-forward network. `sizes` runs from inputs over hidden layers to outputs; without hidden ones it is linear.
-
-    Parameters may be stacked (width, count): then each of `width` rows of inputs meets parameters of its own.
-    """
+    """A feed-forward network. `sizes` runs from inputs over hidden layers, if any, to outputs."""
 
     sizes: tuple[int, ...]
     activation: str = "tanh"
@@ -90,28 +87,27 @@ class MLP:
         along: they lie behind their weights, and each row of inputs ends with a one.
         """
         width, start = len(stacked), 0
-        matrices = []
+        matrices, rooms = [], []
         for rows, columns in self._shapes():
             end = start + (rows + 1) * columns
             matrices.append(stacked[:, start:end].reshape(width, rows + 1, columns))
+            rooms.append(np.ones((width, 1, rows + 1), np.float32))
             start = end
-        inputs, *hidden = [np.ones((width, 1, rows + 1), np.float32) for rows, _ in self._shapes()]
-        first, last = inputs[:, 0, :-1], matrices.pop()
-        layers = list(zip([inputs, *hidden], matrices, [room[..., :-1] for room in hidden], strict=False))
-        end_room = hidden[-1] if hidden else inputs
+        inputs = rooms[0][:, 0, :-1]
+        hidden = [(rooms[at], matrices[at], rooms[at + 1][..., :-1]) for at in range(len(rooms) - 1)]
 
-        def apply(x: np.ndarray) -> np.ndarray:
-            first[:] = x
-            for below, matrix, above in layers:
+        def compute(x: np.ndarray) -> np.ndarray:
+            inputs[:] = x
+            for below, matrix, above in hidden:
                 np.matmul(below, matrix, out=above)
                 if self.activation == "tanh":
                     np.tanh(above, out=above)
                 else:
                     above[:] = activate(self.activation, above)
-            out: np.ndarray = activate(self.output, np.matmul(end_room, last)[:, 0])
+            out: np.ndarray = activate(self.output, np.matmul(rooms[-1], matrices[-1])[:, 0])
             return out
 
-        return apply
+        return compute
 
     def __call__(self, flat: Any, x: Any) -> Any:
         """Outputs (..., out) from the flat parameters."""

@@ -260,6 +260,7 @@ def test_every_problem_is_listed() -> None:
     )  # fmt: skip
     assert len(config.problems()) == 11
     assert len(es.Config(sigma=np.inf, lr=np.inf, sigma_decay=2.0, length_factor=1.0).problems()) == 4
+    assert len(es.Config(momentum=1.0, sigma=0.1, sigma_min=0.2).problems()) == 2
     assert es.Config().problems() == []
     with pytest.raises(UsageError, match=r"table_size must be at least 12"):
         steps(es.Config(**SMALL | {"table_size": 11}), "tests.toys:Walk-v0", 1)

@@ -61,6 +61,31 @@ def test_the_last_tasks_wait_for_whoever_is_done_first() -> None:
     assert sends(scheduler.received(0.08, 1, ticket(later, 4), None, 0.03)) == [(1, 5)]
 
 
+def test_a_task_without_a_key_gets_its_turn_among_those_that_have_one() -> None:
+    scheduler = warmed_up(1, seconds=0.1)
+    running = [(0, scheduler.submit(0.0, 1, "task", "a")), (1, scheduler.submit(0.0, 2, "task", "b"))]
+    assert sends(scheduler.submit(0.0, 3, "task")) == [], "no room"
+    later = scheduler.received(0.1, 0, ticket(running[0][1], 1), None, 0.1)
+    assert sends(later) == [], "it may be that another worker is done first"
+    assert sends(scheduler.submit(0.1, 4, "task", "a")) == [(0, 4)]
+    assert sends(scheduler.received(0.2, 0, ticket(running[1][1], 2), None, 0.1)) == [(0, 3)], "now it is the oldest"
+
+
+def test_the_first_tasks_of_keys_are_spread_evenly() -> None:
+    scheduler = warmed_up(2, seconds=0.1)
+    homes = [sends(scheduler.submit(0.0, task, "task", f"lane {task}"))[0][0] for task in range(1, 5)]
+    assert homes == [0, 1, 0, 1], "whoever is slow to begin with has as many"
+
+
+def test_what_was_cancelled_says_nothing_about_how_long_tasks_take() -> None:
+    scheduler = warmed_up(1, seconds=0.3)
+    for task in range(1, 30):
+        scheduler.received(0.0, 0, ticket(scheduler.submit(0.0, task, "task"), task), None, None)
+    assert scheduler.telemetry.tasks == 1
+    assert sends(scheduler.submit(0.0, 98, "task", "a")) == [(0, 98)]
+    assert sends(scheduler.submit(0.0, 99, "task", "a")) == [], "long ones are not sent ahead"
+
+
 def test_only_the_running_task_is_blamed() -> None:
     scheduler = warmed_up(0)
     killed: list[Command] = []
