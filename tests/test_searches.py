@@ -16,8 +16,10 @@ def last_digest(cwd: Path, name: str) -> str:
     return str(RunDir(cwd / "runs" / name).metrics()[-1]["digest"])
 
 
-def test_verify_with_every_fault(tmp_path: Path) -> None:
-    words = ["verify", "es", WALK, *SMALL, "--hidden", "4", "--memory=elman", "--normalise", "--iterations=3"]
+@pytest.mark.parametrize("algo", [["es", "--normalise"], ["nevergrad", "--optimizer=DE"]], ids=["es", "nevergrad"])
+def test_verify_with_every_fault(tmp_path: Path, algo: list[str]) -> None:
+    name, *own = algo
+    words = ["verify", name, WALK, *own, *SMALL, "--hidden", "4", "--memory=elman", "--iterations=3"]
     code, out, err = shoal(*words, "--engines=serial,processes:2", "--kill-workers", "--kill-head", cwd=tmp_path)
     assert code == 0, out + err
     assert "Equal: all 5 ways" in out
