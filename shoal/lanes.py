@@ -1,6 +1,7 @@
 """A lane, as a worker sees it: `width` environments stepped in lockstep behind one batched forward pass.
 
-The width is part of the task, because a row of a batch has other bits than the same row alone. Two tasks use lanes:
+The width is part of the task, because a row of a batch has other bits than the same row alone; only where each row has
+weights of its own may a lane get narrower. Two tasks use lanes:
 
 - `fragment` goes on for a fixed number of steps from where the lane's last fragment ended. A worker that holds the
   lane live just goes on; one that does not is told the ledger and rebuilds it: reset with the episode's seed, step

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from shoal import learner, run
 from shoal.compare import findings
-from shoal.compare.plan import Comparison, plan
+from shoal.compare.plan import Comparison, plan, unequal
 from shoal.errors import UsageError
 from shoal.rundir import RunDir
 from tests.test_cli import shoal, start
@@ -142,6 +142,15 @@ def test_presets_overrides_and_steps(tmp_path: Path) -> None:
     pong = plan(comparison(tmp_path, env="Pong-ram", algos=("dqn", "trpo")))
     assert {(job.settings.env, job.settings.env_kwargs) for job in pong} == {("ALE/Pong-v5", '{"obs_type": "ram"}')}
     assert pong[1].config.gamma == 0.995
+
+
+def test_a_side_without_a_preset_is_named(tmp_path: Path) -> None:
+    sides = ("es", "nevergrad:DE")
+    assert "no preset for this task for nevergrad:DE, only" in unequal(
+        plan(comparison(tmp_path, env="ant", algos=sides))
+    )
+    assert not unequal(plan(comparison(tmp_path, env="lander", algos=sides))), "both have one"
+    assert not unequal(plan(comparison(tmp_path, algos=sides, preset=False))), "neither has one"
 
 
 def test_runs_with_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _refuse_mpi_outside_of_a_job(wanted: Comparison) -> None:
 def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
     from shoal import engines
     from shoal.compare import findings, heads
-    from shoal.compare.plan import threshold
+    from shoal.compare.plan import threshold, unequal
     from shoal.envs.make import describe
 
     env = jobs[0].settings.env_spec
@@ -60,6 +60,8 @@ def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
             f"{len(jobs)} runs of {jobs[0].settings.steps:,} steps on {env.id}, {at_once} at once on "
             f"{engine.workers} worker(s); in {wanted.folder}",
         )
+        if warning := unequal(jobs):
+            say(out, warning)
         with _Watcher(out, len(jobs), sum(job.finished for job in jobs)) as watcher:
             failures = heads.learn(jobs, engine, at_once, watcher)
         seconds = time.monotonic() - begun

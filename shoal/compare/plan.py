@@ -106,6 +106,8 @@ class Job:
     algo: str
     settings: Settings
     config: Any
+    preset: bool
+    """Whether its settings began as a preset."""
 
     @property
     def run(self) -> RunDir:
@@ -161,7 +163,7 @@ def plan(wanted: Comparison) -> list[Job]:
                 **task, **own, steps=wanted.steps or most, seed=seed, engine=wanted.engine, workers=wanted.workers,
                 runs=str(wanted.folder), name=f"{entrant.label.replace(':', '-')}-seed{seed}",
             )  # fmt: skip
-            jobs.append(Job(entrant.label, entrant.algo, settings, entrant.config))
+            jobs.append(Job(entrant.label, entrant.algo, settings, entrant.config, bool(entrant.preset)))
     for job in jobs:
         problems += [problem for problem in job.settings.problems() if problem not in problems]
     if not problems:
@@ -169,6 +171,17 @@ def plan(wanted: Comparison) -> list[Job]:
     if problems:
         raise UsageError(problems)
     return jobs
+
+
+def unequal(jobs: Sequence[Job]) -> str:
+    """A warning where some have a preset for the task and others do not."""
+    without = dict.fromkeys(job.label for job in jobs if not job.preset)
+    if not without or len(without) == len({job.label for job in jobs}):
+        return ""
+    return (
+        f"Not equally tuned: there is no preset for this task for {', '.join(without)}, only for the others. "
+        f"To give settings, use --set, as in --set {next(iter(without))}.hidden=32,32"
+    )
 
 
 def threshold(wanted: Comparison, env: EnvSpec) -> float | None:
