@@ -265,10 +265,10 @@ class Lane(Slots):
 
     def _culprit(self, rows: list[Any]) -> int:
         """The slot at fault: where the next row would have come from, or whose row is not like the others."""
-        shape, last = self.observations.shape[1:], self.width - 1
         if len(rows) < self.width:
             return len(rows)
-        return next((slot for slot, row in enumerate(rows) if np.shape(row) != shape), last)
+        shape = self.observations.shape[1:]
+        return next((slot for slot, row in enumerate(rows) if np.shape(row) != shape), self.width - 1)
 
     def _due(self, slot: int) -> int:
         """When, by the clock, the time limit cuts a slot's episode off."""

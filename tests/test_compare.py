@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from shoal import learner, run
-from shoal.compare import findings
+from shoal.compare import findings, heads
 from shoal.compare.plan import Comparison, plan, unequal
 from shoal.errors import UsageError
 from shoal.rundir import RunDir
@@ -142,6 +142,11 @@ def test_presets_overrides_and_steps(tmp_path: Path) -> None:
     pong = plan(comparison(tmp_path, env="Pong-ram", algos=("dqn", "trpo")))
     assert {(job.settings.env, job.settings.env_kwargs) for job in pong} == {("ALE/Pong-v5", '{"obs_type": "ram"}')}
     assert pong[1].config.gamma == 0.995
+
+
+def test_what_optimizers_print_is_no_progress() -> None:
+    assert heads.progress('{"steps": 7, "return": null}') == (7, None)
+    assert [heads.progress(line) for line in ("{'a': 1}", "{}", "[1]", "7", "", "{steps")] == [None] * 6
 
 
 def test_a_side_without_a_preset_is_named(tmp_path: Path) -> None:

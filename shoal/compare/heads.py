@@ -94,12 +94,11 @@ class _Heads:
         """Pass on how far a head is, until it ends. What else it said, for people."""
         said: list[str] = []
         for line in process.stdout or ():
-            try:
-                known = json.loads(line)
-                self._watcher.progress(job, known["steps"], known["return"])
-            except (ValueError, TypeError, KeyError):
-                if line.strip():
-                    said.append(line.strip())
+            known = progress(line)
+            if known is not None:
+                self._watcher.progress(job, *known)
+            elif line.strip():
+                said.append(line.strip())
         return said
 
     @property
@@ -142,3 +141,12 @@ def _end(code: int) -> str:
     return (
         f"its process died ({signal.Signals(-code).name})" if code < 0 else f"its process ended with exit code {code}"
     )
+
+
+def progress(line: str) -> tuple[int, float | None] | None:
+    """Steps and return, if that is what a head says; optimizers print lines of their own."""
+    try:
+        known = json.loads(line)
+        return known["steps"], known["return"]
+    except (ValueError, TypeError, KeyError):
+        return None
