@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEBIAN := strace gnugo redis-server
 
-.PHONY: demo test check lint types layers bench clean debian
+.PHONY: demo test check lint types layers golden bench clean constraints debian
 
 demo: $(VENV)/core
 	$(BIN)/shoal train trpo CartPole-v1
@@ -26,6 +26,9 @@ types: $(VENV)/dev
 layers: $(VENV)/dev
 	$(BIN)/lint-imports
 
+golden: $(VENV)/dev
+	$(BIN)/python -m tests.golden $(BASE)
+
 bench: $(VENV)/dev
 	$(BIN)/shoal bench
 
@@ -44,9 +47,15 @@ $(VENV)/core: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-$(VENV)/dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(VENV)/dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/core
+
+# The newest versions of everything. Golden digests have to be written again with them: make golden
+constraints:
+	rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable; } > constraints.new
+	mv constraints.new constraints.txt
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
