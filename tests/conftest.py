@@ -11,6 +11,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.support.hosts import two_hosts
+
+__all__ = ["two_hosts"]
+
 
 @pytest.fixture(autouse=True)
 def no_leftovers() -> Iterator[None]:

@@ -9,14 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.docs import commands
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def commands(page: Path) -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
-    lines = [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line and not line.startswith("make ")]
 
 
 def run_all(lines: list[str], tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import UsageError
 from shoal.policies.policy import SavedPolicy
-from shoal.trees import Tree
 
 # name -> module; loaded only when asked for, because algorithms load JAX
 ALGOS = {

@@ -22,17 +22,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from shoal import bounds, rollout, seeding
 from shoal.algos import Step
-from shoal.buffer import Layout, ReplayBuffer
+from shoal.base import seeding, validation
+from shoal.base.memory import available_memory
+from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault, UsageError
-from shoal.limits import available_memory
-from shoal.policies import heads
-from shoal.policies.heads import Categorical, EpsilonGreedy
+from shoal.learning.replay_buffer import Layout, ReplayBuffer
+from shoal.policies import actions
+from shoal.policies.actions import Categorical, EpsilonGreedy
 from shoal.policies.policy import Policy, SavedPolicy
-from shoal.trees import Tree
+from shoal.sampling.lanes import Lanes
+from shoal.sampling.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Config:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = bounds.problems(
+        found = validation.problems(
             self,
             at_least_one=(
                 "batch_steps", "lanes", "width", "n_step", "hidden", "minibatch", "block", "target_every",
@@ -171,8 +173,8 @@ def train(
     buffer = ReplayBuffer(
         layout, config.gamma, config.n_step, config.priority, config.priority_weight, state.get("buffer")
     )
-    scores = rollout.Scores(state.get("scores"))
-    lanes = rollout.Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
+    scores = Scores(state.get("scores"))
+    lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration, updates = state.get("iteration", 0), state.get("updates", 0)
     unscaled = {"mean": np.zeros(policy.inputs, np.float32), "scale": np.ones(policy.inputs, np.float32)}
 
@@ -243,7 +245,7 @@ def train(
 
 def _head(tree: Tree, env: EnvSpec) -> EpsilonGreedy:
     """The head for an environment with one Discrete choice; refuses others."""
-    head = heads.from_tree(tree)
+    head = actions.from_tree(tree)
     if not isinstance(head, Categorical) or not head.scalar:
         raise UsageError(
             f"dqn chooses one of a fixed number of actions (a Discrete space), and {env.id} takes others. "

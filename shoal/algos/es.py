@@ -13,16 +13,18 @@ from typing import Literal
 
 import numpy as np
 
-from shoal import bounds, noise, rollout, seeding
 from shoal.algos import Step
 from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_start, score
+from shoal.base import seeding, validation
+from shoal.base.moments import Moments
+from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault, UsageError
-from shoal.moments import Moments
 from shoal.policies.policy import SavedPolicy
-from shoal.population import Members, Population
-from shoal.trees import Tree
+from shoal.sampling import noise_table
+from shoal.sampling.population import Members, Population
+from shoal.sampling.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Config(SearchConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = super().problems() + bounds.problems(
+        found = super().problems() + validation.problems(
             self,
             at_least_one=("table_size",),
             above_zero=("sigma", "lr", "sigma_decay", "lr_decay"),
@@ -84,7 +86,7 @@ def train(
     if config.table_size < policy.count:
         raise UsageError(f"table_size must be at least {policy.count}, the number of weights, not {config.table_size}")
     where = (config.table_seed, config.table_size)
-    table = noise.table(*where)
+    table = noise_table.table(*where)
     population = Population(engine, env, policy, seed, config.lanes, config.width, where)
 
     state = state or {}
@@ -92,7 +94,7 @@ def train(
     params = state.get("policy", first).get("params")
     optimizer = state.get("optimizer", {name: np.zeros(policy.count, np.float32) for name in SLOTS[config.optimizer]})
     moments = Moments.from_tree(state["moments"]) if state else _moments(config, first)
-    scores = rollout.Scores(state.get("scores"))
+    scores = Scores(state.get("scores"))
     iteration, mean_length = state.get("iteration", 0), state.get("mean_length", 0.0)
     own, pairs = config.score_episodes, config.population // 2
     plus, minus = slice(own, None, 2), slice(own + 1, None, 2)
@@ -123,7 +125,7 @@ def train(
         fitness = outcome.fitness(len(scales))
         worth = np.zeros(len(scales))
         worth[own:] = shaped(config.shaping, fitness[own:])
-        gradient = noise.weighted_sum(table, worth[plus] - worth[minus], places, policy.count)
+        gradient = noise_table.weighted_sum(table, worth[plus] - worth[minus], places, policy.count)
         gradient *= np.float32(1 / (2 * pairs * sigma))
         before = params
         with np.errstate(over="ignore", invalid="ignore"):  # looked at next

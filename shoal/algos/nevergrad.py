@@ -23,16 +23,17 @@ from typing import Any, Literal
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from shoal import bounds, rollout, seeding
 from shoal.algos import Step
 from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_start, score
+from shoal.base import seeding, validation
+from shoal.base.memory import available_memory, in_words
+from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import CheckpointFault, MissingExtra, UsageError
-from shoal.limits import available_memory, in_words
 from shoal.policies.policy import SavedPolicy
-from shoal.population import Members, Population
-from shoal.trees import Tree
+from shoal.sampling.population import Members, Population
+from shoal.sampling.scores import Scores
 
 log = logging.getLogger("shoal.nevergrad")
 
@@ -55,7 +56,7 @@ class Config(SearchConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = super().problems() + bounds.problems(self, at_least_one=("budget",), above_zero=("sigma",))
+        found = super().problems() + validation.problems(self, at_least_one=("budget",), above_zero=("sigma",))
         try:
             names = registry()
         except MissingExtra as error:
@@ -99,7 +100,7 @@ def train(
             f"{config.optimizer} did not ask the same again when it was told what it had been told before, so this "
             f"search cannot go on. It does not follow from its seed alone: choose another optimizer for a new run"
         )
-    scores = rollout.Scores(state.get("scores"))
+    scores = Scores(state.get("scores"))
     iteration, mean_length = len(told), state.get("mean_length", 0.0)
     own, count = config.score_episodes, config.population
     who = np.zeros(count, np.int64) if config.environments == "all" else np.arange(count)

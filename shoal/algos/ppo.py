@@ -17,18 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from shoal import bounds, rollout, seeding
 from shoal.algos import Step
+from shoal.base import seeding, validation
+from shoal.base.moments import Moments
+from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
-from shoal.estimators import assess, explained_variance, mean, standardise
-from shoal.learner import ready, together
-from shoal.moments import Moments
-from shoal.policies import heads
+from shoal.learning.estimators import assess, explained_variance, mean, standardise
+from shoal.learning.xla import ready, together
+from shoal.policies import actions
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy, SavedPolicy
-from shoal.trees import Tree
+from shoal.sampling.batch import make_batch, merged_moments, minibatch_orders
+from shoal.sampling.lanes import Asked, Lanes
+from shoal.sampling.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Config:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = bounds.problems(
+        found = validation.problems(
             self,
             at_least_one=("batch_steps", "lanes", "width", "hidden", "epochs", "minibatch"),
             above_zero=("lr", "clip", "value_clip", "max_grad_norm", "max_kl"),
@@ -109,7 +112,7 @@ def train(
     """Learn for ever, from the start or from a state; schedules end at `steps` environment steps."""
     spaces = engine.submit(describe, env.to_tree()).result()
     policy = Policy(
-        tuple(spaces["shape"]), spaces["dtype"], heads.from_tree(spaces["head"]),
+        tuple(spaces["shape"]), spaces["dtype"], actions.from_tree(spaces["head"]),
         config.hidden, config.activation, config.normalise,
     )  # fmt: skip
     value = MLP((policy.inputs, *config.hidden, 1), config.activation)
@@ -124,8 +127,8 @@ def train(
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
     moments = Moments.from_tree(state["moments"]) if state else Moments.empty(policy.inputs)
-    scores = rollout.Scores(state.get("scores"))
-    lanes = rollout.Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
+    scores = Scores(state.get("scores"))
+    lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration = state.get("iteration", 0)
 
     def weights() -> Tree:
@@ -133,7 +136,7 @@ def train(
         return {"params": np.asarray(params), "mean": shift, "scale": scale}
 
     acting = state.get("acting") or weights()
-    asked: rollout.Asked | None = None
+    asked: Asked | None = None
     learned_from = learned_to = 0.0
     while True:
         iteration += 1
@@ -155,8 +158,8 @@ def train(
         left = max(0.0, 1.0 - scores.steps / steps)
         lr = config.lr * (left if config.lr_schedule == "linear" else 1.0)
         clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
-        batch = rollout.batch(records)
-        orders = rollout.orders(seeding.rng(seed, "learn", iteration), batch, config.epochs, config.minibatch)
+        batch = make_batch(records)
+        orders = minibatch_orders(seeding.rng(seed, "learn", iteration), batch, config.epochs, config.minibatch)
         params, critic, adam, returns, learning = update(
             params, critic, adam, returns, behaviour, batch, orders, np.float32(lr), np.float32(clip)
         )
@@ -169,7 +172,7 @@ def train(
             )
         scores.add(records)
         if config.normalise:
-            moments = rollout.merged_moments(moments, records)
+            moments = merged_moments(moments, records)
 
         if not config.lag:
             acting = weights()

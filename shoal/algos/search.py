@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from shoal import bounds, seeding
+from shoal.base import seeding, validation
+from shoal.base.trees import Tree
 from shoal.errors import UsageError
-from shoal.policies import heads
-from shoal.policies.heads import Bins, Gaussian, Head, Point
+from shoal.policies import actions
+from shoal.policies.actions import Bins, Gaussian, Head, Point
 from shoal.policies.policy import Policy, SavedPolicy
-from shoal.population import Outcome, Plan
-from shoal.trees import Tree
+from shoal.sampling.population import Outcome, Plan
 
 Activation = Literal["tanh", "relu", "sigmoid", "softsign", "identity"]
 
@@ -62,7 +62,7 @@ class SearchConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = bounds.problems(
+        found = validation.problems(
             self,
             at_least_one=("population", "episodes", "tasks", "width", "hidden"),
             not_negative=("min_steps", "length_factor", "score_episodes", "bins"),
@@ -85,7 +85,7 @@ class SearchConfig:
 
 def policy_for(config: SearchConfig, spaces: Tree, normalise: bool) -> Policy:
     """The policy that a search looks for."""
-    head = _head(config, heads.from_tree(spaces["head"]))
+    head = _head(config, actions.from_tree(spaces["head"]))
     return Policy(
         tuple(spaces["shape"]), spaces["dtype"], head, config.hidden, config.activation, normalise,
         memory=config.memory, output=config.output,

@@ -17,18 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from shoal import bounds, rollout, seeding
 from shoal.algos import Step
+from shoal.base import seeding, validation
+from shoal.base.moments import Moments
+from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
-from shoal.estimators import assess, conjugate_gradient, explained_variance, mean, standardise
-from shoal.learner import ready, together
-from shoal.moments import Moments
-from shoal.policies import heads
+from shoal.learning.estimators import assess, conjugate_gradient, explained_variance, mean, standardise
+from shoal.learning.xla import ready, together
+from shoal.policies import actions
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy, SavedPolicy
-from shoal.trees import Tree
+from shoal.sampling.batch import make_batch, merged_moments, minibatch_orders
+from shoal.sampling.lanes import Lanes
+from shoal.sampling.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Config:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = bounds.problems(
+        found = validation.problems(
             self,
             at_least_one=(
                 "batch_steps", "lanes", "width", "hidden", "cg_iterations", "fisher_stride", "line_search_steps",
@@ -103,7 +106,7 @@ def train(
     """Learn for ever, from the start or from a state. TRPO has no schedules, so `steps` does not matter."""
     spaces = engine.submit(describe, env.to_tree()).result()
     policy = Policy(
-        tuple(spaces["shape"]), spaces["dtype"], heads.from_tree(spaces["head"]),
+        tuple(spaces["shape"]), spaces["dtype"], actions.from_tree(spaces["head"]),
         config.hidden, config.activation, config.normalise,
     )  # fmt: skip
     value = MLP((policy.inputs, *config.hidden, 1), config.activation)
@@ -118,8 +121,8 @@ def train(
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
     moments = Moments.from_tree(state["moments"]) if state else Moments.empty(policy.inputs)
-    scores = rollout.Scores(state.get("scores"))
-    lanes = rollout.Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
+    scores = Scores(state.get("scores"))
+    lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration = state.get("iteration", 0)
 
     while True:
@@ -133,8 +136,8 @@ def train(
             records = lanes.episodes(weights, config.batch_steps)
         sampled = time.perf_counter()
 
-        batch = rollout.batch(records)
-        orders = rollout.orders(seeding.rng(seed, "learn", iteration), batch, config.value_epochs, config.value_batch)
+        batch = make_batch(records)
+        orders = minibatch_orders(seeding.rng(seed, "learn", iteration), batch, config.value_epochs, config.value_batch)
         params, critic, adam, returns, learning = update(params, critic, adam, returns, shift, scale, batch, orders)
         learning = {name: float(number) for name, number in learning.items()}
         if not learning.pop("finite"):
@@ -145,7 +148,7 @@ def train(
             )
         scores.add(records)
         if config.normalise:
-            moments = rollout.merged_moments(moments, records)
+            moments = merged_moments(moments, records)
 
         new_shift, new_scale = moments.normaliser()
         current = {"params": np.asarray(params), "mean": new_shift, "scale": new_scale}

@@ -46,21 +46,21 @@ Each command has --help. Exit codes: 0 done, 1 failed or different, 2 your setti
 """
 
 COMMANDS = {
-    "train": "learn:train",
-    "resume": "learn:resume",
+    "train": "train:train",
+    "resume": "train:resume",
     "compare": "compare:compare",
-    "verify": "learn:verify",
-    "evaluate": "runs:evaluate",
-    "replay": "runs:replay",
+    "verify": "verify:verify",
+    "evaluate": "evaluate:evaluate",
+    "replay": "replay:replay",
     "runs": "runs:list_runs",
-    "presets": "machine:show_presets",
-    "optimizers": "machine:list_optimizers",
-    "check-env": "machine:check_env",
-    "doctor": "machine:doctor",
+    "presets": "presets:show_presets",
+    "optimizers": "optimizers:list_optimizers",
+    "check-env": "check_env:check_env",
+    "doctor": "doctor:doctor",
     "bench": "bench:bench",
     "up": "up:up",
-    "worker": "fleet:worker",
-    "redis": "fleet:redis",
+    "worker": "worker:worker",
+    "redis": "redis:redis",
 }
 """Name of each command, and the module of this package and the function that run it."""
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # also into a file or a pipe: long commands are watched there
-    # Where the command is typed is where `module:Env-v0` is looked for; last, so that it shadows nothing.
+    # ServerArgs the command is typed is where `module:Env-v0` is looked for; last, so that it shadows nothing.
     sys.path.append(str(Path.cwd()))
     _serve_if_rank(words)
     try:

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from shoal import disk, interrupts
+from shoal.base import disk, signals
 from shoal.cli.parsing import console, parse, say
 from shoal.errors import DiskFault, Stopped, UsageError
 
 if TYPE_CHECKING:
-    from shoal.compare.plan import Comparison, Job
+    from shoal.commands.compare.plan import Comparison, Job
 
 
 def compare(words: list[str]) -> int:
     """Train all runs, then show what they gave."""
-    from shoal.compare.plan import Comparison, plan
+    from shoal.commands.compare.plan import Comparison, plan
 
     wanted = parse(Comparison, words, "compare")
     out = console()
     jobs = plan(wanted)
     _refuse_mpi_outside_of_a_job(wanted)
     try:
-        with interrupts.listening():
+        with signals.listening():
             return _run(out, wanted, jobs)
     except Stopped as stop:
         say(out, f"{stop}: all runs are saved in {wanted.folder}. To go on with them, type the same command again")
@@ -46,8 +46,8 @@ def _refuse_mpi_outside_of_a_job(wanted: Comparison) -> None:
 
 def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
     from shoal import engines
-    from shoal.compare import findings, heads
-    from shoal.compare.plan import threshold, unequal
+    from shoal.commands.compare import findings, heads
+    from shoal.commands.compare.plan import threshold, unequal
     from shoal.envs.make import describe
 
     env = jobs[0].settings.env_spec

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import tyro
 from rich.console import Console
 
-from shoal import presets
 from shoal.errors import UsageError
+from shoal.runs import presets
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def table(out: Console, rows: Sequence[Sequence[str]]) -> None:
 def algorithm(command: str, words: list[str], extra: type[Any] | None = None) -> tuple[str, Any]:
     """The algorithm's name, and its settings parsed into an object with `settings`, `config` and maybe `extra`."""
     from shoal import algos
-    from shoal.settings import Settings
+    from shoal.runs.settings import Settings
 
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: shoal {command} ALGORITHM ENVIRONMENT [--setting value ...]\n")

@@ -1,189 +1,20 @@
-"""Commands that look at runs: evaluate, replay, runs."""
+"""The command `runs`."""
 
 from __future__ import annotations
 
-import json
-import time
-from bdb import BdbQuit
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-from rich.console import Console
-
 from shoal.cli.parsing import console, parse, say, table
-from shoal.errors import CheckpointFault, UsageError
+from shoal.errors import CheckpointFault
 
 if TYPE_CHECKING:
-    from shoal.replay import Again, Episode
-    from shoal.rundir import RunDir
+    from shoal.runs.folder import RunDir
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Play whole episodes with the newest policy of a run, or with a policy file."""
-
-    run: tyro.conf.Positional[str]
-    """Name of the run, path of its folder, or a .safetensors file."""
-    episodes: int = 100
-    """How many episodes."""
-    seed: int = 0
-    """Which episodes."""
-    sample: bool = False
-    """Draw actions as in training, instead of taking the likeliest."""
-    engine: str = "processes"
-    """Who runs the environments."""
-    workers: int | None = None
-    """How many workers."""
-    runs: str = "runs"
-    """Folder of all runs."""
-    json: bool = False
-    """Print one line of JSON."""
-
-
-def evaluate(words: list[str]) -> int:
-    """Play episodes."""
-    wanted = parse(Evaluate, words, "evaluate")
-    from shoal.evaluate import evaluate as play
-
-    out = console()
-    begun = time.monotonic()
-    scores = play(
-        wanted.run, Path(wanted.runs), count=wanted.episodes, seed=wanted.seed, sample=wanted.sample,
-        engine=wanted.engine, workers=wanted.workers,
-    )  # fmt: skip
-    summary = {
-        "episodes": len(scores.returns),
-        "mean": float(scores.returns.mean()),
-        "std": float(scores.returns.std()),
-        "min": float(scores.returns.min()),
-        "max": float(scores.returns.max()),
-        "mean_length": float(scores.lengths.mean()),
-    }
-    if wanted.json:
-        print(json.dumps(summary))
-        return 0
-    say(
-        out,
-        f"{summary['episodes']} episodes in {time.monotonic() - begun:.1f} s: return {summary['mean']:.1f} ± "
-        f"{summary['std']:.1f} (from {summary['min']:.1f} to {summary['max']:.1f}), "
-        f"length {summary['mean_length']:.0f}",
-    )
-    if scores.vector:
-        say(out, f"It was learned in the environment of --vector {scores.vector}; this was Gymnasium's own")
-    return 0
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Compute one episode of a run again, alone, and compare it with what its lane recorded, bit for bit.
-
-    Learns from the newest checkpoint before the iteration, in this process, and checks every digest on the way. The run
-    is only read. Without --episode: a list of the episodes that ended in the iteration.
-    """
-
-    run: tyro.conf.Positional[str]
-    """Name of the run, or path of its folder."""
-    iteration: int
-    """In which iteration the episode ended."""
-    episode: int | None = None
-    """Which of those that ended in it, from 0."""
-    pdb: bool = False
-    """Stop in Python's debugger before the first step, with env, action and observation, and where env raises."""
-    at: int = 0
-    """Another step for --pdb to stop before."""
-    save: Path | None = None
-    """Write the episode to this .csv file, a row for each step. A file that is there already is never replaced."""
-    runs: str = "runs"
-    """Folder of all runs."""
-
-
-def replay(words: list[str]) -> int:
-    """List the episodes of an iteration, or play one again."""
-    wanted = parse(Replay, words, "replay")
-    from shoal import replay as replaying
-    from shoal.rundir import RunDir
-
-    out = console()
-    problems = [] if wanted.save is None else replaying.save_problems(wanted.save)
-    if wanted.episode is None and (wanted.pdb or wanted.save is not None):
-        problems.append("--pdb and --save are for one episode: choose it with --episode")
-    if wanted.at and not wanted.pdb:
-        problems.append("--at says where --pdb stops: give both")
-    try:
-        run = RunDir.find(Path(wanted.runs), wanted.run)
-        problems += replaying.problems(run, wanted.iteration, wanted.episode)
-    except UsageError as error:
-        problems += error.problems
-    if problems:
-        raise UsageError(problems)
-    again = replaying.learn_again(run, wanted.iteration, wanted.episode, lambda text: say(out, text))
-    if again.difference:
-        say(out, f"DIFFERENT: {again.difference}. Likely causes: other versions than the run's, if warned of above, or")
-        say(out, f"an environment that breaks the rules; to check it, type: {replaying.check_command(again.env)}")
-        return 1
-    if wanted.episode is None:
-        _list_episodes(out, again)
-        return 0
-    return _play(out, wanted, run, again, again.episodes[wanted.episode])
-
-
-def _play(out: Console, wanted: Replay, run: RunDir, again: Again, episode: Episode) -> int:
-    from shoal import replay as replaying
-    from shoal.rundir import on_runs, program
-
-    say(
-        out,
-        f"Episode {wanted.episode}: lane {episode.lane}, slot {episode.slot}, episode {episode.number} of the slot, "
-        f"reset seed {episode.seed}",
-    )
-    if wanted.pdb:
-        if not 0 <= wanted.at < episode.length:
-            raise UsageError(f"there is no step {wanted.at} to stop before: use --at 0 to {episode.length - 1}")
-        say(out, f"Stopping before step {wanted.at}: see env, action, observation; s steps into it, c goes on")
-    try:
-        played = replaying.play(episode, again.env, wanted.at if wanted.pdb else None)
-    except BdbQuit:
-        say(out, "You left the debugger before the end, so nothing was compared")
-        return 1
-    if wanted.save is not None and played.answers:
-        replaying.save(played, wanted.save)
-        say(out, f"Saved: {wanted.save}")
-    if played.difference:
-        at = f"step {played.step}" if played.step >= 0 else "the reset"
-        this = f"{run.name} --iteration {wanted.iteration} --episode {wanted.episode}{on_runs(run)}"
-        say(
-            out,
-            f"DIFFERENT from {at} on: {played.difference}\n"
-            f"Does the environment keep the rules? To see, type: {replaying.check_command(again.env)}\n"
-            f"To look at that step, type: {program()} replay {this} --pdb --at {max(played.step, 0)}",
-        )
-        return 1
-    say(
-        out,
-        f"Equal: {episode.length} steps, return {episode.total}, {episode.end}; "
-        f"every observation and reward has the bits that the lane recorded",
-    )
-    if episode.unseen:
-        say(
-            out,
-            f"Of its first {episode.unseen} steps, before that checkpoint, only the actions are known: "
-            f"they were compared by the return alone",
-        )
-    return 0
-
-
-def _list_episodes(out: Console, again: Again) -> None:
-    rows = [["episode", "lane", "slot", "of slot", "reset seed", "length", "return", "end"]]
-    for number, found in enumerate(again.episodes):
-        place = [number, found.lane, found.slot, found.number, found.seed, found.length]
-        rows.append([*map(str, place), f"{found.total:.6g}", found.end])
-    table(out, rows)
-
-
-@dataclass(frozen=True)
-class Runs:
+class RunsArgs:
     """List the runs in a folder, newest last."""
 
     runs: str = "runs"
@@ -192,8 +23,8 @@ class Runs:
 
 def list_runs(words: list[str]) -> int:
     """List runs."""
-    wanted = parse(Runs, words, "runs")
-    from shoal.rundir import RunDir
+    wanted = parse(RunsArgs, words, "runs")
+    from shoal.runs.folder import RunDir
 
     out = console()
     found = RunDir.all(Path(wanted.runs))
@@ -209,7 +40,7 @@ def list_runs(words: list[str]) -> int:
 
 
 def _row(run: RunDir) -> list[str]:
-    from shoal.settings import Settings
+    from shoal.runs.settings import Settings
 
     try:
         record, lines = run.config(), run.metrics()

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal import bounds
+from shoal.base import validation
 from shoal.cli.parsing import parse
 from shoal.errors import MissingExtra, UsageError
 
@@ -48,7 +48,7 @@ class Up:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = bounds.problems(
+        found = validation.problems(
             self, at_least_one=("nodes",), above_zero=("deadline",), not_negative=("grace", "margin")
         )
         if not 0 <= self.port < 2**16:
@@ -60,9 +60,9 @@ def up(words: list[str]) -> int:
     """Bring a cluster up, run a command, take it down."""
     at = words.index("--") if "--" in words else len(words)
     wanted, driver = parse(Up, words[:at], "up"), words[at + 1 :]
-    from shoal.up.allocation import Allocation, duration, time_left
-    from shoal.up.head import REQUEUE, Orders, lead
-    from shoal.up.script import script
+    from shoal.commands.up.allocation import Allocation, duration, time_left
+    from shoal.commands.up.head import REQUEUE, Orders, lead
+    from shoal.commands.up.script import script
 
     problems = wanted.problems()
     if not driver:
@@ -82,7 +82,7 @@ def up(words: list[str]) -> int:
     allocation = Allocation.read(os.environ, wanted.ranks, wanted.job)
     folder = Path(wanted.folder).absolute() / allocation.job
     if allocation.rank:
-        from shoal.up.follower import follow
+        from shoal.commands.up.follower import follow
 
         return follow(allocation, folder, wanted.deadline)
     seconds = time_left(os.environ) if seconds is None else seconds

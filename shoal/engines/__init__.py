@@ -15,8 +15,8 @@ ENGINES = {
     "serial": "shoal.engines.serial:SerialEngine",
     "processes": "shoal.engines.processes:ProcessesEngine",
     "mpi": "shoal.engines.mpi:MPIEngine",
-    "ray": "shoal.engines.ray.head:RayEngine",
-    "redis": "shoal.engines.redis.head:RedisEngine",
+    "ray": "shoal.engines.ray.engine:RayEngine",
+    "redis": "shoal.engines.redis.engine:RedisEngine",
 }
 ADDRESSED: tuple[str, ...] = ("ray", "redis")
 """Engines that may be told where their workers are: NAME://ADDRESS."""
@@ -49,7 +49,7 @@ def check(engine: str, workers: int | None, options: Mapping[str, Any] | None = 
     if name == "serial" and workers not in (None, 1):
         problems.append(f"the serial engine is one process; it cannot have {workers} workers. Use --engine processes")
     if name == "ray":
-        problems += importlib.import_module("shoal.engines.ray.head").problems(address, options or {})
+        problems += importlib.import_module("shoal.engines.ray.engine").problems(address, options or {})
     elif options:
         problems.append(f"the {name} engine has no options of its own, so it cannot have {', '.join(options)}")
     return problems

@@ -19,11 +19,11 @@ _loading_main = False
 
 OWN = frozenset(
     {
-        "shoal.lanes:fragment",
-        "shoal.lanes:episodes",
-        "shoal.population:evaluate",
+        "shoal.sampling.lane:fragment",
+        "shoal.sampling.lane:episodes",
+        "shoal.sampling.population:evaluate",
         "shoal.envs.make:describe",
-        "shoal.doctor:_canary",
+        "shoal.commands.doctor:_canary",
     }
 )
 """Shoal's own tasks: what a worker that trusts nobody runs all the same. The package has functions that start processes

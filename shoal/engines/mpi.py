@@ -4,7 +4,7 @@ A message is a prefix and a frame, sent from one rank to another. A shared value
 broadcast once. All of the head's MPI calls are made by the engine's own thread. Both sides look for messages and sleep
 between looks: MPI's own waiting keeps a core busy, on which somebody else could learn or step environments.
 
-A rank that dies ends the whole job; `shoal.mpirun` starts it again from the last checkpoint.
+A rank that dies ends the whole job; `shoal.commands.mpirun` starts it again from the last checkpoint.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from shoal import interrupts
+from shoal.base import signals
 from shoal.engines import wire
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import difference, fingerprint
@@ -141,7 +141,7 @@ class RemoteEngine(Engine):
                 raise UsageError(f"{item} was shared with another engine. Share the value again with this one")
         label = f"task {name}" if key is None else f"task {name} of {key}"
         future: Future[Any] = Future()
-        with interrupts.held(), self._lock:  # half a message would confuse the worker
+        with signals.held(), self._lock:  # half a message would confuse the worker
             if self._broken is not None:
                 raise self._broken
             if self._closed:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from shoal import errors
+from shoal.base.lifetime import die_with_parent
 from shoal.engines import wire
 from shoal.engines.fingerprint import fingerprint
 from shoal.engines.functions import Functions, trust
-from shoal.engines.parent import die_with_parent
 from shoal.engines.wire import PREFIX, Kind, Message
 
 ENVIRONMENT = {

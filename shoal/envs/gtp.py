@@ -12,8 +12,8 @@ from pathlib import Path
 
 import gymnasium
 
+from shoal.base.lifetime import mortal
 from shoal.engines.functions import refuse_module
-from shoal.engines.parent import mortal
 from shoal.errors import EnvironmentFault
 
 _GAMES = "/usr/games"  # where Debian puts them, which not every PATH has

@@ -15,10 +15,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from shoal.base.trees import Tree
 from shoal.engines.functions import refuse_module
 from shoal.errors import EnvironmentFault, MissingExtra, ShoalError, UsageError
-from shoal.policies import heads
-from shoal.trees import Tree
+from shoal.policies import actions
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def describe(spec: Tree) -> dict[str, Any]:
         return {
             "shape": list(space.shape or ()),
             "dtype": observation_dtype(space).str,
-            "head": heads.to_tree(heads.head_for(env.action_space)),
+            "head": actions.to_tree(actions.head_for(env.action_space)),
         }
     finally:
         env.close()

@@ -1,1 +1,1 @@
-"""Policies: features, networks and action heads."""
+"""Policies: networks, action distributions, and both together."""

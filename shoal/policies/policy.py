@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from shoal.base.trees import Tree
 from shoal.errors import CheckpointFault
-from shoal.policies import heads
-from shoal.policies.heads import Head
+from shoal.policies import actions
+from shoal.policies.actions import Head
 from shoal.policies.networks import MLP, Dueling, Recurrent
-from shoal.trees import Tree
 
 Actor = Callable[[np.ndarray, np.ndarray | None, np.ndarray], np.ndarray]
 """(observations (width, *shape), noise or None, memory (width, remembered)) to actions (width, numbers)."""
@@ -140,7 +140,7 @@ class Policy:
         return {
             "observation_shape": list(self.observation_shape),
             "observation_dtype": self.observation_dtype,
-            "head": heads.to_tree(self.head),
+            "head": actions.to_tree(self.head),
             "hidden": list(self.hidden),
             "activation": self.activation,
             "normalise": self.normalise,
@@ -155,7 +155,7 @@ class Policy:
         return Policy(
             tuple(tree["observation_shape"]),
             tree["observation_dtype"],
-            heads.from_tree(tree["head"]),
+            actions.from_tree(tree["head"]),
             tuple(tree["hidden"]),
             tree["activation"],
             tree["normalise"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.moments import Moments
+from shoal.base.moments import Moments
 from shoal.spmd.collectives import gathered
 
 

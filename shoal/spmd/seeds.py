@@ -6,7 +6,7 @@ import random
 import sys
 from typing import Any
 
-from shoal import seeding
+from shoal.base import seeding
 from shoal.spmd.world import world
 
 

@@ -15,27 +15,28 @@ import numpy as np
 import optax
 import pytest
 
-from shoal import engines, learner
+from shoal import engines
 from shoal.algos import Step, dqn
-from shoal.buffer import ReplayBuffer, Transitions
+from shoal.base.trees import digest
 from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault, UsageError
-from shoal.lanes import fragment
-from shoal.policies.heads import EpsilonGreedy
+from shoal.learning import xla
+from shoal.learning.replay_buffer import ReplayBuffer, Transitions
+from shoal.policies.actions import EpsilonGreedy
 from shoal.policies.policy import Policy
-from shoal.rundir import RunDir
-from shoal.trees import digest
-from tests.test_cli import shoal
-from tests.toys import Chain
+from shoal.runs.folder import RunDir
+from shoal.sampling.lane import fragment
+from tests.support.cli import shoal
+from tests.support.toys import Chain
 
-learner.start(1)
+xla.start(1)
 
 SMALL = dqn.Config(
     batch_steps=64, lanes=2, width=4, hidden=(16,), learning_starts=100, minibatch=16, buffer_size=400, n_step=3,
     epsilon_steps=400, target_every=24,
 )  # fmt: skip
-WALK = "tests.toys:Walk-v0"
+WALK = "tests.support.toys:Walk-v0"
 
 
 def steps(config: dqn.Config, env: str, count: int, engine: str = "serial", seed: int = 0, **options: Any) -> Any:
@@ -57,7 +58,7 @@ def test_learns_the_identity(lag: Any) -> None:
         lag=lag, batch_steps=128, lanes=2, width=8, hidden=(16,), lr=3e-3, gamma=0.5, epsilon=0.01, epsilon_steps=2000,
         learning_starts=200, replay_ratio=1.0,
     )  # fmt: skip
-    last = steps(config, "tests.toys:Identity-v0", 30)[-1]
+    last = steps(config, "tests.support.toys:Identity-v0", 30)[-1]
     assert last.metrics["rollout/ep_rew_mean"] > 7.5, "8 is perfect, 2 is chance"
 
 
@@ -81,7 +82,7 @@ def test_values_are_those_of_the_chain(change: dict[str, Any]) -> None:
         batch_steps=256, lanes=2, width=4, hidden=(32,), lr=3e-3, lr_schedule="linear", gamma=0.8, epsilon=1.0,
         learning_starts=256, replay_ratio=1.0, target_every=64, loss="squared",
     )  # fmt: skip
-    last = steps(dataclasses.replace(plain, **change), "tests.toys:Chain-v0", 30)[-1]
+    last = steps(dataclasses.replace(plain, **change), "tests.support.toys:Chain-v0", 30)[-1]
     saved = last.policy
     found = saved.policy.out(saved.weights["params"], np.eye(5, dtype=np.float32))
     np.testing.assert_allclose(found, chain_values(0.8), atol=0.03)

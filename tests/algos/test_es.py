@@ -5,16 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from shoal import engines, noise, seeding
+from shoal import engines
 from shoal.algos import es
+from shoal.base import seeding
+from shoal.base.trees import digest
+from shoal.commands.evaluate import play
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault, UsageError
-from shoal.evaluate import play
-from shoal.policies.heads import Bins, Categorical, Gaussian, Point
-from shoal.policies.policy import Policy, SavedPolicy
-from shoal.trees import digest
+from shoal.policies.actions import Bins, Categorical, Gaussian, Point
+from shoal.policies.policy import Policy
+from shoal.sampling import noise_table
+from tests.support.policies import saved_policy
 
 SMALL = {"population": 12, "tasks": 3, "width": 4, "table_size": 10_000, "score_episodes": 2}
 WALK = es.Config(**SMALL, hidden=(4,), normalise=True, length_factor=2.0)
@@ -47,7 +49,7 @@ def test_a_generation_as_computed_by_hand(shaping: Any) -> None:
     config = es.Config(**SMALL, sigma=0.2, lr=0.1, shaping=shaping, optimizer="sgd", momentum=0.0, weight_decay=0.5)
     policy = Policy((1,), "<f4", Point((2,), (-9.0, -9.0), (9.0, 9.0), "<f4"), ())
     before = policy.init(seeding.rng(0, "weights")).astype(np.float64)
-    table = noise.table(0, 10_000).astype(np.float64)
+    table = noise_table.table(0, 10_000).astype(np.float64)
     places = seeding.rng(0, "direction", 1).integers(0, 10_000 - 4, 6, endpoint=True)
     directions = [table[place : place + 4] for place in places]
     scores = np.array([bowl_score(before + sign * 0.2 * d) for d in directions for sign in (1, -1)])
@@ -61,7 +63,7 @@ def test_a_generation_as_computed_by_hand(shaping: Any) -> None:
     }[shaping]
     gradient = sum((worth[2 * i] - worth[2 * i + 1]) * d for i, d in enumerate(directions)) / (12 * 0.2)
     expected = before * (1 - 0.1 * 0.5) + 0.1 * gradient
-    (step,) = steps(config, "tests.toys:Bowl-v0", 1)
+    (step,) = steps(config, "tests.support.toys:Bowl-v0", 1)
     np.testing.assert_allclose(params_of(step), expected, rtol=1e-4, atol=1e-5)
     assert step.metrics["eval/mean_reward"] == pytest.approx(bowl_score(before), rel=1e-4)
     assert step.metrics["time/total_timesteps"] == 14, "the score of the policy itself costs steps too"
@@ -71,7 +73,7 @@ def test_the_estimate_comes_near_the_gradient() -> None:
     config = es.Config(population=2000, sigma=0.1, lr=1.0, shaping="raw", optimizer="sgd", momentum=0.0, width=64)
     policy = Policy((1,), "<f4", Point((2,), (-9.0, -9.0), (9.0, 9.0), "<f4"), ())
     before = policy.init(seeding.rng(0, "weights"))
-    (step,) = steps(config, "tests.toys:Bowl-v0", 1)
+    (step,) = steps(config, "tests.support.toys:Bowl-v0", 1)
     off = before[:2] + before[2:] - [0.5, -1.0]
     np.testing.assert_allclose(params_of(step) - before, np.tile(-2 * off, 2), atol=0.35)
 
@@ -102,16 +104,16 @@ def test_equal_scores_count_the_same() -> None:
 
 def test_sigma_and_learning_rate_decay() -> None:
     config = es.Config(**SMALL, sigma=0.4, sigma_decay=0.5, sigma_min=0.15, lr=0.1, lr_decay=0.5)
-    found = steps(config, "tests.toys:Bowl-v0", 3)
+    found = steps(config, "tests.support.toys:Bowl-v0", 3)
     assert [step.metrics["train/sigma"] for step in found] == [0.4, 0.2, 0.15]
     assert [step.metrics["train/learning_rate"] for step in found] == [0.1, 0.05, 0.025]
 
 
 def test_finds_the_bottom_of_the_bowl_and_learns_to_aim() -> None:
     config = es.Config(population=32, sigma=0.1, lr=0.1, lr_decay=0.97)
-    assert steps(config, "tests.toys:Bowl-v0", 80)[-1].metrics["eval/mean_reward"] > -1e-3
+    assert steps(config, "tests.support.toys:Bowl-v0", 80)[-1].metrics["eval/mean_reward"] > -1e-3
     config = es.Config(population=32, sigma=0.1, lr=0.05, hidden=(4,), normalise=True, bins=9)
-    found = steps(config, "tests.toys:Aim-v0", 50)
+    found = steps(config, "tests.support.toys:Aim-v0", 50)
     assert found[0].metrics["eval/mean_reward"] < -2
     assert found[-1].metrics["eval/mean_reward"] > -1
 
@@ -122,7 +124,7 @@ RECALL: Any = {"population": 48, "episodes": 8, "sigma": 0.4, "lr": 0.2, "hidden
 @pytest.mark.parametrize("memory", ["elman", "lstm"])
 def test_memory_learns_what_is_shown_once(memory: Any) -> None:
     config = es.Config(**RECALL, memory=memory)
-    found = steps(config, "tests.toys:Recall-v0", 25)
+    found = steps(config, "tests.support.toys:Recall-v0", 25)
     with engines.make("serial") as engine:  # the saved policy remembers too
         assert play(engine, found[-1].policy, 64).returns.mean() > 3.5
     saved = Policy.from_tree(found[-1].policy.policy.to_tree())
@@ -132,27 +134,30 @@ def test_memory_learns_what_is_shown_once(memory: Any) -> None:
 
 def test_without_memory_it_cannot() -> None:
     with engines.make("serial") as engine:
-        assert play(engine, steps(es.Config(**RECALL), "tests.toys:Recall-v0", 25)[-1].policy, 64).returns.mean() < 2.8
+        assert (
+            play(engine, steps(es.Config(**RECALL), "tests.support.toys:Recall-v0", 25)[-1].policy, 64).returns.mean()
+            < 2.8
+        )
 
 
 def test_same_seed_same_bits_other_seed_other_bits() -> None:
-    one = [digest(step.learned) for step in steps(WALK, "tests.toys:Walk-v0", 3)]
-    again = [digest(step.learned) for step in steps(WALK, "tests.toys:Walk-v0", 3, "processes", workers=3)]
-    other = [digest(step.learned) for step in steps(WALK, "tests.toys:Walk-v0", 3, seed=1)]
+    one = [digest(step.learned) for step in steps(WALK, "tests.support.toys:Walk-v0", 3)]
+    again = [digest(step.learned) for step in steps(WALK, "tests.support.toys:Walk-v0", 3, "processes", workers=3)]
+    other = [digest(step.learned) for step in steps(WALK, "tests.support.toys:Walk-v0", 3, seed=1)]
     assert one == again
     assert not set(one) & set(other)
 
 
 def test_state_resumes_exactly() -> None:
-    whole = steps(WALK, "tests.toys:Walk-v0", 5)
+    whole = steps(WALK, "tests.support.toys:Walk-v0", 5)
     with engines.make("serial") as pool:
-        resumed = es.train(WALK, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6, whole[1].state())
+        resumed = es.train(WALK, EnvSpec("tests.support.toys:Walk-v0"), pool, 0, 10**6, whole[1].state())
         for expected in whole[2:]:
             assert digest(next(resumed).state()) == digest(expected.state())
 
 
 def test_statistics_are_of_all_that_was_seen() -> None:
-    first, second = steps(WALK, "tests.toys:Walk-v0", 2)
+    first, second = steps(WALK, "tests.support.toys:Walk-v0", 2)
     assert first.learned["moments"]["count"] == first.metrics["time/total_timesteps"]
     assert second.learned["moments"]["count"] == second.metrics["time/total_timesteps"]
     assert (np.abs(second.policy.weights["mean"]) > 0.01).all()
@@ -168,7 +173,7 @@ def test_what_a_generation_depends_on(change: Any, same: bool) -> None:
     """Members do not feel each other, so cutting a generation otherwise changes nothing here but statistics."""
     plain = es.Config(**SMALL)
     changed = es.Config(**SMALL | change)
-    one, other = (params_of(steps(config, "tests.toys:Walk-v0", 2)[-1]) for config in (plain, changed))
+    one, other = (params_of(steps(config, "tests.support.toys:Walk-v0", 2)[-1]) for config in (plain, changed))
     assert np.array_equal(one, other) == same
 
 
@@ -177,7 +182,7 @@ def test_who_plays_in_equal_environments(environments: Any, groups: int, monkeyp
     """Policies that are all the same score the same if, and only if, their environments are."""
     seen: list[np.ndarray] = []
     monkeypatch.setattr(es, "shaped", lambda name, scores: seen.append(scores) or scores)
-    steps(es.Config(**SMALL | {"sigma": 1e-9}, environments=environments), "tests.toys:Walk-v0", 1)
+    steps(es.Config(**SMALL | {"sigma": 1e-9}, environments=environments), "tests.support.toys:Walk-v0", 1)
     assert len(np.unique(seen[0])) == groups
     if environments == "pair":
         np.testing.assert_array_equal(seen[0][0::2], seen[0][1::2])
@@ -187,21 +192,9 @@ def test_fixed_seeds_are_the_same_in_every_generation() -> None:
     still = {"sigma": 1e-9, "lr": 1e-9, "score_episodes": 0, "environments": "independent"}
     for fixed in (True, False):
         config = es.Config(**SMALL | still, fixed_seeds=fixed)
-        first, second = steps(config, "tests.toys:Walk-v0", 2)
+        first, second = steps(config, "tests.support.toys:Walk-v0", 2)
         assert (first.metrics["rollout/fitness_mean"] == second.metrics["rollout/fitness_mean"]) == fixed
         assert "eval/mean_reward" not in first.metrics
-
-
-def saved_policy(path: Path, head: Any, hidden: tuple[int, ...] = (4,), normalise: bool = True) -> SavedPolicy:
-    policy = Policy((3,), "<f4", head, hidden, normalise=normalise)
-    weights = {
-        "params": policy.init(seeding.rng(9, "weights")) + np.float32(0.1),
-        "mean": np.full(3, 0.5, np.float32),
-        "scale": np.full(3, 2.0, np.float32),
-    }
-    saved = SavedPolicy(policy, weights, {"id": "Walk-v0"})
-    path.write_bytes(safetensors.numpy.save(weights, metadata=saved.metadata()))
-    return saved
 
 
 def test_starts_from_a_saved_policy(tmp_path: Path) -> None:
@@ -209,7 +202,7 @@ def test_starts_from_a_saved_policy(tmp_path: Path) -> None:
     saved = saved_policy(path, Gaussian((2,), (-1.0, -1.0), (1.0, 1.0), "<f4"))
     still = {"sigma": 1e-9, "lr": 1e-9}
     config = es.Config(**SMALL | still, hidden=(4,), normalise=True, start=str(path))
-    env = EnvSpec("tests.toys:Walk-v0", {"action": "box"})
+    env = EnvSpec("tests.support.toys:Walk-v0", {"action": "box"})
     with engines.make("serial") as pool:
         step = next(es.train(config, env, pool, 0, 10**6))
     np.testing.assert_allclose(params_of(step), saved.weights["params"][:-2], atol=1e-6)
@@ -222,11 +215,11 @@ def test_a_saved_policy_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     saved_policy(path, Categorical((3,), (0,), scalar=True))
     config = es.Config(**SMALL, hidden=(4, 4), activation="relu", start=str(path))
     with pytest.raises(UsageError, match=r"hidden 4 there, 4 4 here; activation tanh there, relu here; normalise True"):
-        steps(config, "tests.toys:Walk-v0", 1)
+        steps(config, "tests.support.toys:Walk-v0", 1)
     config = es.Config(**SMALL, hidden=(4,), normalise=True, start=str(path))
     with engines.make("serial") as pool:
         with pytest.raises(UsageError, match=r"actions: .*Categorical"):
-            next(es.train(config, EnvSpec("tests.toys:Walk-v0", {"action": "multi"}), pool, 0, 10**6))
+            next(es.train(config, EnvSpec("tests.support.toys:Walk-v0", {"action": "multi"}), pool, 0, 10**6))
 
 
 def test_bins() -> None:
@@ -237,7 +230,7 @@ def test_bins() -> None:
     assert action.dtype == np.float32
     assert head.to_env(np.array([[0, 2], [2, 1]]))[1].tolist() == [1.0, 2.0]
     with pytest.raises(UsageError, match="has choices already"):
-        steps(es.Config(**SMALL, bins=3), "tests.toys:Walk-v0", 1)
+        steps(es.Config(**SMALL, bins=3), "tests.support.toys:Walk-v0", 1)
 
 
 def test_outputs_of_tanh_are_stretched_to_the_bounds() -> None:
@@ -250,7 +243,7 @@ def test_outputs_of_tanh_are_stretched_to_the_bounds() -> None:
 def test_numbers_that_are_not_finite_are_not_kept() -> None:
     config = es.Config(**SMALL, shaping="raw", optimizer="sgd", momentum=0.0, lr=3e38)
     with pytest.raises(LearningFault, match=r"not finite.*not kept.*--lr"):
-        steps(config, "tests.toys:Bowl-v0", 1)
+        steps(config, "tests.support.toys:Bowl-v0", 1)
 
 
 def test_every_problem_is_listed() -> None:
@@ -263,4 +256,4 @@ def test_every_problem_is_listed() -> None:
     assert len(es.Config(momentum=1.0, sigma=0.1, sigma_min=0.2).problems()) == 2
     assert es.Config().problems() == []
     with pytest.raises(UsageError, match=r"table_size must be at least 12"):
-        steps(es.Config(**SMALL | {"table_size": 11}), "tests.toys:Walk-v0", 1)
+        steps(es.Config(**SMALL | {"table_size": 11}), "tests.support.toys:Walk-v0", 1)

@@ -11,11 +11,11 @@ import pytest
 from shoal import engines
 from shoal.algos import nevergrad
 from shoal.algos.nevergrad import Config, Searcher, family, registry, too_large
+from shoal.base.trees import digest
 from shoal.envs.make import EnvSpec
 from shoal.errors import CheckpointFault, UsageError
-from shoal.policies.heads import Categorical
-from shoal.trees import digest
-from tests.algos.test_es import saved_policy
+from shoal.policies.actions import Categorical
+from tests.support.policies import saved_policy
 
 SMALL: Any = {"population": 8, "tasks": 2, "width": 4, "score_episodes": 2}
 
@@ -33,12 +33,12 @@ def steps(config: Config, env: str, count: int, engine: str = "serial", **option
 @pytest.mark.parametrize("optimizer", ["CMA", "DE", "PSO", "OnePlusOne"])
 def test_same_bits_on_every_engine_and_after_a_resume(optimizer: str) -> None:
     config = Config(**SMALL, optimizer=optimizer, hidden=(3,))
-    whole = steps(config, "tests.toys:Walk-v0", 5)
+    whole = steps(config, "tests.support.toys:Walk-v0", 5)
     one = [digest(step.learned) for step in whole]
-    again = [digest(step.learned) for step in steps(config, "tests.toys:Walk-v0", 3, "processes", workers=3)]
+    again = [digest(step.learned) for step in steps(config, "tests.support.toys:Walk-v0", 3, "processes", workers=3)]
     assert one[:3] == again
     with engines.make("serial") as pool:
-        resumed = nevergrad.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6, whole[2].state())
+        resumed = nevergrad.train(config, EnvSpec("tests.support.toys:Walk-v0"), pool, 0, 10**6, whole[2].state())
         assert [digest(next(resumed).state()) for _ in range(2)] == one[3:]
 
 
@@ -75,7 +75,7 @@ def test_who_plays_in_equal_environments(environments: Any, groups: int, monkeyp
     monkeypatch.setattr(Searcher, "tell", lambda self, losses: told.append(losses))
     config = Config(population=6, sigma=1e-9, environments=environments)
     with engines.make("serial") as pool:
-        next(nevergrad.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6))
+        next(nevergrad.train(config, EnvSpec("tests.support.toys:Walk-v0"), pool, 0, 10**6))
     assert len(np.unique(told[0])) == groups
 
 
@@ -93,7 +93,7 @@ def test_the_population_is_what_nevergrad_takes_for_workers() -> None:
 
 
 def test_finds_the_bottom_of_the_bowl() -> None:
-    found = steps(Config(population=12, score_episodes=1), "tests.toys:Bowl-v0", 30)
+    found = steps(Config(population=12, score_episodes=1), "tests.support.toys:Bowl-v0", 30)
     assert found[0].metrics["eval/mean_reward"] < -1
     assert found[-1].metrics["eval/mean_reward"] > -1e-3
     assert found[-1].metrics["train/evaluations"] == 360
@@ -116,7 +116,7 @@ def test_starts_from_a_policy_with_statistics_and_keeps_them(tmp_path: Path) -> 
     path = tmp_path / "policy.safetensors"
     saved = saved_policy(path, Categorical((3,), (0,), scalar=True))
     config = Config(**SMALL, hidden=(4,), start=str(path))
-    step = steps(config, "tests.toys:Walk-v0", 1)[0]
+    step = steps(config, "tests.support.toys:Walk-v0", 1)[0]
     assert step.policy.policy == saved.policy
     np.testing.assert_array_equal(step.policy.weights["mean"], saved.weights["mean"])
     start = Searcher(config, 0, saved.weights["params"])
@@ -126,11 +126,11 @@ def test_starts_from_a_policy_with_statistics_and_keeps_them(tmp_path: Path) -> 
 
 def test_other_asks_on_replay_are_noticed() -> None:
     config = Config(**SMALL)
-    state = steps(config, "tests.toys:Walk-v0", 3)[-1].state()
+    state = steps(config, "tests.support.toys:Walk-v0", 3)[-1].state()
     state["told"] = state["told"] + np.eye(3, 8)
     with engines.make("serial") as pool:
         with pytest.raises(CheckpointFault, match="CMA did not ask the same again"):
-            next(nevergrad.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6, state))
+            next(nevergrad.train(config, EnvSpec("tests.support.toys:Walk-v0"), pool, 0, 10**6, state))
 
 
 def test_what_cannot_be_used_is_refused() -> None:
@@ -171,4 +171,4 @@ def test_what_does_not_fit_into_memory_is_refused() -> None:
     config = Config(hidden=(3000, 3000), optimizer="CMA")
     words = r"would need [\d,.]+ GiB of memory, and [\d,.]+ GiB are available"
     with engines.make("serial") as pool, pytest.raises(UsageError, match=words):
-        next(nevergrad.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6))
+        next(nevergrad.train(config, EnvSpec("tests.support.toys:Walk-v0"), pool, 0, 10**6))

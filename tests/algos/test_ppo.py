@@ -9,16 +9,19 @@ import numpy as np
 import optax
 import pytest
 
-from shoal import engines, learner, rollout, seeding
+from shoal import engines
 from shoal.algos import ppo
+from shoal.base import seeding
+from shoal.base.trees import digest
 from shoal.envs.make import EnvSpec, describe
 from shoal.errors import LearningFault
-from shoal.policies.heads import Categorical
+from shoal.learning import xla
+from shoal.policies.actions import Categorical
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy
-from shoal.trees import digest
+from shoal.sampling.batch import minibatch_orders
 
-learner.start(1)
+xla.start(1)
 
 SMALL = ppo.Config(batch_steps=256, lanes=2, width=4, hidden=(16,), epochs=3, minibatch=64)
 
@@ -36,13 +39,13 @@ def steps(config: ppo.Config, env: str, count: int, engine: str = "serial", seed
 @pytest.mark.parametrize("batch", ["fragments", "episodes"])
 def test_learns_the_identity(batch: Any) -> None:
     config = ppo.Config(batch=batch, batch_steps=512, lanes=2, width=8, hidden=(16,), lr=3e-3)
-    last = steps(config, "tests.toys:Identity-v0", 30)[-1]
+    last = steps(config, "tests.support.toys:Identity-v0", 30)[-1]
     assert last.metrics["rollout/ep_rew_mean"] > 7.5, "8 is perfect, 2 is chance"
 
 
 def test_learns_to_aim() -> None:
     config = ppo.Config(batch_steps=512, lanes=2, width=8, hidden=(16,), lr=3e-3, gamma=0.5)
-    found = steps(config, "tests.toys:Aim-v0", 60)
+    found = steps(config, "tests.support.toys:Aim-v0", 60)
     assert found[0].metrics["rollout/ep_rew_mean"] < -8
     assert found[-1].metrics["rollout/ep_rew_mean"] > -1.5
 
@@ -50,44 +53,44 @@ def test_learns_to_aim() -> None:
 @pytest.mark.parametrize("lag", [0, 1])
 def test_same_seed_same_bits_other_seed_other_bits(lag: Any) -> None:
     config = replace(SMALL, lag=lag)
-    one = [digest(step.learned) for step in steps(config, "tests.toys:Walk-v0", 3)]
-    again = [digest(step.learned) for step in steps(config, "tests.toys:Walk-v0", 3, "processes", workers=3)]
-    other = [digest(step.learned) for step in steps(config, "tests.toys:Walk-v0", 3, seed=1)]
+    one = [digest(step.learned) for step in steps(config, "tests.support.toys:Walk-v0", 3)]
+    again = [digest(step.learned) for step in steps(config, "tests.support.toys:Walk-v0", 3, "processes", workers=3)]
+    other = [digest(step.learned) for step in steps(config, "tests.support.toys:Walk-v0", 3, seed=1)]
     assert one == again
     assert not set(one) & set(other)
 
 
 def test_with_a_lag_a_batch_is_acted_with_the_weights_from_before() -> None:
-    found = steps(replace(SMALL, lag=1), "tests.toys:Walk-v0", 3)
-    choices = describe(EnvSpec("tests.toys:Walk-v0").to_tree())["head"]["choices"]
+    found = steps(replace(SMALL, lag=1), "tests.support.toys:Walk-v0", 3)
+    choices = describe(EnvSpec("tests.support.toys:Walk-v0").to_tree())["head"]["choices"]
     start = Policy((3,), "<f4", Categorical(tuple(choices), (0,), scalar=True), (16,)).init(seeding.rng(0, "weights"))
     acting = [step.learned["acting"]["params"] for step in found]
     np.testing.assert_array_equal(acting[0], start, "the second batch is acted while the first is learned from")
     np.testing.assert_array_equal(acting[1], found[0].learned["policy"]["params"])
     np.testing.assert_array_equal(acting[2], found[1].learned["policy"]["params"])
-    first = steps(SMALL, "tests.toys:Walk-v0", 1)[0]
+    first = steps(SMALL, "tests.support.toys:Walk-v0", 1)[0]
     assert digest(first.learned["policy"]) == digest(found[0].learned["policy"]), "the first update is the same"
 
 
 def test_learns_with_a_lag() -> None:
     config = ppo.Config(batch_steps=512, lanes=2, width=8, hidden=(16,), lr=3e-3, lag=1)
-    assert steps(config, "tests.toys:Identity-v0", 30)[-1].metrics["rollout/ep_rew_mean"] > 7.5
+    assert steps(config, "tests.support.toys:Identity-v0", 30)[-1].metrics["rollout/ep_rew_mean"] > 7.5
     assert ppo.Config(lag=1, batch="episodes").problems()
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_state_resumes_exactly(lag: Any) -> None:
     config = replace(SMALL, lr_schedule="linear", clip_schedule="linear", lag=lag)
-    whole = steps(config, "tests.toys:Walk-v0", 5)
+    whole = steps(config, "tests.support.toys:Walk-v0", 5)
     with engines.make("serial") as pool:
-        resumed = ppo.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10_000, whole[1].state())
+        resumed = ppo.train(config, EnvSpec("tests.support.toys:Walk-v0"), pool, 0, 10_000, whole[1].state())
         for expected in whole[2:]:
             assert digest(next(resumed).state()) == digest(expected.state())
 
 
 def test_schedules_fall_to_zero_at_the_last_step() -> None:
     config = ppo.Config(**{**vars(SMALL), "batch_steps": 2500, "lr_schedule": "linear", "clip_schedule": "linear"})
-    found = steps(config, "tests.toys:Walk-v0", 6)
+    found = steps(config, "tests.support.toys:Walk-v0", 6)
     rates = [step.metrics["train/learning_rate"] / config.lr for step in found]
     np.testing.assert_allclose(rates, [1.0, 0.7496, 0.4992, 0.2488, 0.0, 0.0], atol=1e-3)
     np.testing.assert_allclose([step.metrics["train/clip_range"] / config.clip for step in found], rates)
@@ -129,7 +132,7 @@ def update(config: ppo.Config, clip: float = 0.2) -> tuple[Any, ...]:
     returns = jnp.zeros(3)
     rates = np.float32(config.lr), np.float32(clip)
     batch = random_batch()
-    orders = rollout.orders(seeding.rng(0, "learn"), batch, config.epochs, config.minibatch)
+    orders = minibatch_orders(seeding.rng(0, "learn"), batch, config.epochs, config.minibatch)
     new, new_critic, *_, metrics = step(params, critic, adam, returns, behaviour, batch, orders, *rates)
     return params, critic, np.asarray(new), np.asarray(new_critic), metrics
 
@@ -210,7 +213,7 @@ def test_value_clip_slows_the_value_function() -> None:
 def test_numbers_that_are_not_finite_are_not_kept() -> None:
     config = ppo.Config(**{**vars(SMALL), "lr": 1e38})
     with pytest.raises(LearningFault, match=r"not finite.*not kept.*--lr"):
-        steps(config, "tests.toys:Walk-v0", 3)
+        steps(config, "tests.support.toys:Walk-v0", 3)
 
 
 def test_every_problem_is_listed() -> None:

@@ -8,16 +8,19 @@ import numpy as np
 import optax
 import pytest
 
-from shoal import engines, learner, rollout, seeding
+from shoal import engines
 from shoal.algos import trpo
+from shoal.base import seeding
+from shoal.base.trees import digest
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
-from shoal.policies.heads import Categorical, Gaussian
+from shoal.learning import xla
+from shoal.policies.actions import Categorical, Gaussian
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy
-from shoal.trees import digest
+from shoal.sampling.batch import minibatch_orders
 
-learner.start(1)
+xla.start(1)
 
 SMALL = trpo.Config(batch_steps=512, lanes=2, width=4, hidden=(16,), value_epochs=4, value_batch=64)
 
@@ -37,13 +40,13 @@ def steps(
 @pytest.mark.parametrize("batch", ["fragments", "episodes"])
 def test_learns_the_identity(batch: Any) -> None:
     config = trpo.Config(batch=batch, batch_steps=1024, lanes=2, width=8, hidden=(16,), max_kl=0.03)
-    last = steps(config, "tests.toys:Identity-v0", 30)[-1]
+    last = steps(config, "tests.support.toys:Identity-v0", 30)[-1]
     assert last.metrics["rollout/ep_rew_mean"] > 7.5, "8 is perfect, 2 is chance"
 
 
 def test_learns_to_aim() -> None:
     config = trpo.Config(batch_steps=1024, lanes=2, width=8, hidden=(16,), max_kl=0.05)
-    found = steps(config, "tests.toys:Aim-v0", 40)
+    found = steps(config, "tests.support.toys:Aim-v0", 40)
     assert found[0].metrics["rollout/ep_rew_mean"] < -8
     assert found[-1].metrics["rollout/ep_rew_mean"] > -1.5
 
@@ -54,9 +57,9 @@ def test_solves_cart_pole() -> None:
 
 
 def test_same_seed_same_bits_other_seed_other_bits() -> None:
-    one = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3)]
-    again = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3, "processes", workers=3)]
-    other = [digest(step.learned) for step in steps(SMALL, "tests.toys:Walk-v0", 3, seed=1)]
+    one = [digest(step.learned) for step in steps(SMALL, "tests.support.toys:Walk-v0", 3)]
+    again = [digest(step.learned) for step in steps(SMALL, "tests.support.toys:Walk-v0", 3, "processes", workers=3)]
+    other = [digest(step.learned) for step in steps(SMALL, "tests.support.toys:Walk-v0", 3, seed=1)]
     assert one == again
     assert not set(one) & set(other)
 
@@ -64,9 +67,9 @@ def test_same_seed_same_bits_other_seed_other_bits() -> None:
 @pytest.mark.parametrize("batch", ["fragments", "episodes"])
 def test_state_resumes_exactly(batch: Any) -> None:
     config = trpo.Config(**{**vars(SMALL), "batch": batch})
-    whole = steps(config, "tests.toys:Walk-v0", 5)
+    whole = steps(config, "tests.support.toys:Walk-v0", 5)
     with engines.make("serial") as pool:
-        resumed = trpo.train(config, EnvSpec("tests.toys:Walk-v0"), pool, 0, 10**6, whole[1].state())
+        resumed = trpo.train(config, EnvSpec("tests.support.toys:Walk-v0"), pool, 0, 10**6, whole[1].state())
         for expected in whole[2:]:
             assert digest(next(resumed).state()) == digest(expected.state())
 
@@ -103,7 +106,7 @@ def one_update(config: trpo.Config, head: Any, batch_seed: int = 0) -> tuple[Any
     update = trpo.make_update(config, policy, value, optimizer)
     zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
     adam, returns = optimizer.init(jnp.asarray(critic)), jnp.zeros(3)
-    orders = rollout.orders(seeding.rng(0, "learn"), batch, config.value_epochs, config.value_batch)
+    orders = minibatch_orders(seeding.rng(0, "learn"), batch, config.value_epochs, config.value_batch)
     new, *_, metrics = update(params, critic, adam, returns, zeros, ones, batch, orders)
     return policy, params, np.asarray(new), batch, metrics
 
@@ -187,7 +190,7 @@ def test_fisher_subsampling_changes_little() -> None:
 def test_numbers_that_are_not_finite_are_not_kept() -> None:
     config = trpo.Config(**{**vars(SMALL), "value_lr": 1e38})
     with pytest.raises(LearningFault, match=r"not finite.*not kept.*--value-lr"):
-        steps(config, "tests.toys:Walk-v0", 3)
+        steps(config, "tests.support.toys:Walk-v0", 3)
 
 
 def test_every_problem_is_listed() -> None:

@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 
 import shoal
+from bench.bare import recorded, replayed_rate
+from bench.es import Generations
 from shoal.algos import es
-from shoal.bench.bare import recorded, replayed_rate
-from shoal.bench.es import Generations
 from shoal.envs.make import EnvSpec
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.bench import ALL, PARTS
-from tests.test_cli import shoal, start
+from bench import ALL, PARTS
+from tests.support.cli import shoal, start
 
 LANES = ["bench", "lanes", "--env", "CartPole-v1", "--rounds=2", "--seconds=0.1"]
 

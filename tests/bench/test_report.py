@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal import disk
-from shoal.bench import report
-from shoal.bench.contest import BARE, Outcome, contest_table
-from shoal.bench.report import Report
-from shoal.bench.rounds import SideFailed, Spread
+from bench import report
+from bench.contest import BARE, Outcome, contest_table
+from bench.report import Report
+from bench.rounds import SideFailed, Spread
+from shoal.base import disk
 from shoal.errors import DiskFault, UsageError
 
 PAGE = """# Benchmarks
@@ -65,7 +65,7 @@ def test_a_page_with_half_a_place_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_of_this_repository_has_a_place_for_every_part() -> None:
-    from shoal.bench import PARTS
+    from bench import PARTS
 
     page = (Path(__file__).parents[2] / "docs/benchmarks.md").read_text()
     for part in PARTS:

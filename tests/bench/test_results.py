@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal import algos, presets
-from shoal.bench.learn import references
-from shoal.bench.results import Result, Results
+from bench.learn import references
+from bench.results import Result, Results
+from shoal import algos
 from shoal.errors import UsageError
-from tests.test_cli import shoal
+from shoal.runs import presets
+from tests.support.cli import shoal
 
 RESULT = Result("ppo", "A", 0, {"steps": 9}, "0", 1.5, 0.1, 20, None, 9, 0.5, "d", [[1, 2.5]])
 

@@ -1,9 +1,9 @@
 import pytest
 
-from shoal.bench import rounds
-from shoal.bench.contest import scout
-from shoal.bench.learn import interquartile_mean
-from shoal.bench.rounds import SideFailed, Spread
+from bench import rounds
+from bench.contest import scout
+from bench.rounds import SideFailed, Spread
+from shoal.reports.tables import interquartile_mean
 
 
 def test_sides_take_turns_and_one_that_fails_does_not_stop_the_rest() -> None:

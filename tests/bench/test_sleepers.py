@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.bench.redis import use
+from bench.redis import use
 
 
 @pytest.mark.parametrize("count", [1, 30])

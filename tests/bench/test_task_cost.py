@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from shoal.bench.engines import _task_cost
+from bench.engines import _task_cost
 
 
 def test_a_line_of_json() -> None:
-    command = [sys.executable, "-m", "shoal.bench.task_cost", "processes", "1", "0.1"]
+    command = [sys.executable, "-m", "bench.task_cost", "processes", "1", "0.1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert 1 < json.loads(done.stdout)["microseconds"] < 1e6
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.bench import ppo
-from shoal.bench.contest import Entry, contest, contest_table
-from shoal.bench.peers import REQUIREMENTS, Peers, blocks
-from shoal.bench.rounds import SideFailed
-from shoal.bench.watch import Program, rate, reach
+from bench import ppo
+from bench.contest import Entry, contest, contest_table
+from bench.peers import REQUIREMENTS, Peers, blocks
+from bench.rounds import SideFailed
+from bench.watch import Program, rate, reach
 
 HERE = {**os.environ}
 

@@ -11,7 +11,7 @@ import pytest
 import shoal
 from shoal.engines.scheduler import Scheduler
 from shoal.errors import EngineClosed, EnvironmentFault, NotNameable, TaskFailed, UsageError, WireError
-from tests.engines import tasks
+from tests.support import tasks
 
 
 class Contract:

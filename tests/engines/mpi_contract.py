@@ -8,8 +8,8 @@ import pytest
 import shoal
 from shoal.engines.base import Engine
 from shoal.errors import EngineClosed, UsageError
-from tests.engines import tasks
 from tests.engines.contract import Contract, WorkersContract
+from tests.support import tasks
 
 
 class TestMPI(Contract):

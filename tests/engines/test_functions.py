@@ -6,12 +6,12 @@ from shoal.engines.wire import Kind, Message, encode
 from shoal.engines.worker import Server
 from shoal.envs.make import EnvSpec, make, registered
 from shoal.errors import NotNameable, UsageError
-from tests.engines import tasks
+from tests.support import tasks
 
 
 def test_name_and_back() -> None:
     name = name_of(tasks.echo)
-    assert name == "tests.engines.tasks:echo"
+    assert name == "tests.support.tasks:echo"
     assert Functions(allow=["tests"]).find(name) is tasks.echo
 
 
@@ -19,12 +19,13 @@ def test_only_allowed_modules() -> None:
     with pytest.raises(UsageError, match=r"may not run os:system.*--allow os"):
         Functions().find("os:system")
     with pytest.raises(UsageError, match="may not run"):
-        Functions(allow=["test"]).find("tests.engines.tasks:echo")
+        Functions(allow=["test"]).find("tests.support.tasks:echo")
     assert Functions().find("shoal.envs.make:describe")
 
 
 @pytest.mark.parametrize(
-    "name", ["shoal.mpirun:_run", "shoal.cli:main", "shoal.disk:write_file", "shoal.verify:_shoal"]
+    "name",
+    ["shoal.commands.mpirun:_run", "shoal.cli:main", "shoal.base.disk:write_file", "shoal.commands.verify:_shoal"],
 )
 def test_not_all_of_shoal_is_a_task(name: str) -> None:
     with pytest.raises(UsageError, match="may not run"):
@@ -33,15 +34,15 @@ def test_not_all_of_shoal_is_a_task(name: str) -> None:
 
 def test_what_a_module_imports_is_not_its_own() -> None:
     with pytest.raises(UsageError, match="only imports it"):
-        Functions(allow=["tests"]).find("tests.engines.tasks:Path")
+        Functions(allow=["tests"]).find("tests.support.tasks:Path")
 
 
 def test_modules_of_environments_must_be_allowed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "_trusted", frozenset({"tests.envs"}))
     with pytest.raises(UsageError, match=r"may not import tests\.toys.*--allow tests\.toys"):
-        registered(EnvSpec("tests.toys:Walk-v0"))
+        registered(EnvSpec("tests.support.toys:Walk-v0"))
     monkeypatch.setattr(functions, "_trusted", frozenset({"tests"}))
-    assert registered(EnvSpec("tests.toys:Walk-v0")).id == "Walk-v0"
+    assert registered(EnvSpec("tests.support.toys:Walk-v0")).id == "Walk-v0"
 
 
 def test_a_program_to_play_against_must_be_allowed_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +64,7 @@ def test_server_refuses_what_is_not_allowed() -> None:
 
 def test_what_is_not_a_function() -> None:
     with pytest.raises(UsageError, match="no function not_a_function"):
-        Functions(allow=None).find("tests.engines.tasks:not_a_function")
+        Functions(allow=None).find("tests.support.tasks:not_a_function")
 
 
 def test_shadowed_name_is_refused() -> None:

@@ -13,8 +13,8 @@ import pytest
 import shoal
 from shoal.engines.processes import ProcessesEngine
 from shoal.errors import EngineError, WorkerRefused
-from tests.engines import tasks
 from tests.engines.contract import WorkersContract
+from tests.support import tasks
 
 
 class TestProcesses(WorkersContract):

@@ -18,15 +18,23 @@ import shoal
 from shoal import engines
 from shoal.engines.ray.session import FOLDERS, Session
 from shoal.errors import EngineError, UsageError, WorkerRefused
-from shoal.rundir import RunDir
-from tests.engines import tasks
+from shoal.runs.folder import RunDir
 from tests.engines.contract import WorkersContract
+from tests.support import tasks
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are none of ours
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token"}
-WALK = ["tests.toys:Walk-v0", "--batch-steps=256", "--lanes=4", "--width=2", "--hidden", "8", "--value-epochs=1"]
+WALK = [
+    "tests.support.toys:Walk-v0",
+    "--batch-steps=256",
+    "--lanes=4",
+    "--width=2",
+    "--hidden",
+    "8",
+    "--value-epochs=1",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

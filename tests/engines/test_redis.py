@@ -17,20 +17,20 @@ import pytest
 from rich.console import Console
 
 import shoal
-from shoal import run
 from shoal.algos import trpo
+from shoal.commands.verify import flags
 from shoal.engines import wire
 from shoal.engines.redis import fleet
 from shoal.engines.redis.envelope import Header, Refusals, seal
-from shoal.engines.redis.rig import Rig
 from shoal.engines.wire import Kind
-from shoal.rundir import RunDir
-from shoal.verify import flags
-from tests.engines import tasks
+from shoal.runs import run
+from shoal.runs.folder import RunDir
+from shoal.testing.redis_rig import Rig
 from tests.engines.contract import WorkersContract
-from tests.engines.proxy import Proxy
-from tests.test_cli import shoal as cli
-from tests.test_cli import start
+from tests.support import tasks
+from tests.support.cli import shoal as cli
+from tests.support.cli import start
+from tests.support.tcp_proxy import Proxy
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -211,7 +211,7 @@ def test_worker_with_other_arithmetic_is_refused_and_the_others_work(caplog: pyt
 
 def test_two_heads_share_four_workers(tmp_path: Path) -> None:
     small = trpo.Config(batch_steps=256, lanes=2, width=4, hidden=(8,), value_epochs=1)
-    alone = run.Settings("tests.toys:Walk-v0", iterations=8, runs=str(tmp_path / "runs"), tensorboard=False)
+    alone = run.Settings("tests.support.toys:Walk-v0", iterations=8, runs=str(tmp_path / "runs"), tensorboard=False)
     with Rig(allow=["tests"]) as rig:
         rig.add_machine(2)
         rig.add_machine(2)
@@ -261,12 +261,16 @@ class Forger:
     def orders(self, evil: str) -> list[bytes]:
         """Tasks that this worker may not run, whoever asks."""
         touch = f"touch {evil}"
-        named = [("os:system", [touch]), ("shoal.mpirun:_run", [["touch", evil]]), ("shoal.cli:main", [["runs"]])]
+        named = [
+            ("os:system", [touch]),
+            ("shoal.commands.mpirun:_run", [["touch", evil]]),
+            ("shoal.cli:main", [["runs"]]),
+        ]
         return [self.task(value) for value in (*named, None, ["os:system"], {"a": 1}, (1, 2, 3), (1, []))]
 
     def strangers(self, evil: str) -> list[bytes]:
         """Tasks that it may run, but for another run, or of an epoch that is over."""
-        allowed = ("tests.engines.tasks:until", [evil, evil])
+        allowed = ("tests.support.tasks:until", [evil, evil])
         return [self.task(allowed, **wrong) for wrong in ({"run": "other"}, {"epoch": 0}, {"machine": "other"})]
 
     def rubbish(self, evil: str) -> list[bytes]:

@@ -4,8 +4,8 @@ import numpy as np
 
 import shoal
 from shoal.engines.fingerprint import canary
-from tests.engines import tasks
 from tests.engines.contract import Contract
+from tests.support import tasks
 
 
 class TestSerial(Contract):

@@ -13,11 +13,11 @@ import numpy as np
 import psutil
 import pytest
 
-from shoal.envs.check import check
+from shoal.commands.check_env import check
 from shoal.envs.go import PASS, _point, _vertex
 from shoal.envs.make import EnvSpec, make
 from shoal.errors import EnvironmentFault, MissingExtra, UsageError
-from tests.test_cli import shoal, start
+from tests.support.cli import shoal, start
 
 pytest.importorskip("pyspiel", reason="OpenSpiel is not installed: pip install 'shoal[go]'")
 needs_gnugo = pytest.mark.skipif(

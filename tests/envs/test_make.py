@@ -27,7 +27,7 @@ def test_same_steps_as_plain_gymnasium(env_id: str, capfd: pytest.CaptureFixture
 
 def test_limits_of_ones_own() -> None:
     assert time_limit(EnvSpec("CartPole-v1", max_episode_steps=7)) == 7
-    assert time_limit(EnvSpec("tests.toys:Walk-v0")) is None
+    assert time_limit(EnvSpec("tests.support.toys:Walk-v0")) is None
 
 
 def test_environments_with_wrappers_keep_them() -> None:
@@ -52,7 +52,7 @@ def test_environments_with_wrappers_keep_them() -> None:
 
 def test_names() -> None:
     assert check_id("CartPole-v1") == []
-    assert check_id("tests.toys:Walk-v0") == []
+    assert check_id("tests.support.toys:Walk-v0") == []
     assert "CartPole" in check_id("CartPol-v1")[0]
     assert "cannot be imported" in check_id("no.such.module:Walk-v0")[0]
 
@@ -61,13 +61,13 @@ def test_environments_that_cannot_be_made() -> None:
     with pytest.raises(UsageError, match="does not take --env-kwargs"):
         make(EnvSpec("CartPole-v1", {"gravitas": 1}))
     with pytest.raises(EnvironmentFault, match="raised KeyError when it was made"):
-        make(EnvSpec("tests.toys:Walk-v0", {"observation": "smell"}))
+        make(EnvSpec("tests.support.toys:Walk-v0", {"observation": "smell"}))
 
 
 def test_float64_is_cut_and_bytes_are_not() -> None:
-    assert describe(EnvSpec("tests.toys:Walk-v0", {"observation": "float64"}).to_tree())["dtype"] == "<f4"
-    assert describe(EnvSpec("tests.toys:Walk-v0", {"observation": "uint8"}).to_tree())["dtype"] == "|u1"
-    assert describe(EnvSpec("tests.toys:Walk-v0", {"observation": "dict"}).to_tree())["shape"] == [6]
+    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "float64"}).to_tree())["dtype"] == "<f4"
+    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "uint8"}).to_tree())["dtype"] == "|u1"
+    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "dict"}).to_tree())["shape"] == [6]
 
 
 def test_mujoco_says_a_thing_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from shoal.envs.check import check
+from shoal.commands.check_env import check
 from shoal.envs.make import EnvSpec, make, time_limit
 
 

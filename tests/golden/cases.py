@@ -19,9 +19,9 @@ TRAIN = {
         "--entropy 0.01"
     ),
     "ppo unnormalised": f"ppo CartPole-v1 {_SMALL} --no-normalise",
-    "ppo actions of several choices": f'ppo tests.toys:Walk-v0 {_SMALL} --env-kwargs {{"action":"multi"}}',
-    "ppo pixels": f'ppo tests.toys:Walk-v0 {_SMALL} --env-kwargs {{"observation":"uint8"}}',
-    "ppo dict observations": f'ppo tests.toys:Walk-v0 {_SMALL} --env-kwargs {{"observation":"dict"}}',
+    "ppo actions of several choices": f'ppo tests.support.toys:Walk-v0 {_SMALL} --env-kwargs {{"action":"multi"}}',
+    "ppo pixels": f'ppo tests.support.toys:Walk-v0 {_SMALL} --env-kwargs {{"observation":"uint8"}}',
+    "ppo dict observations": f'ppo tests.support.toys:Walk-v0 {_SMALL} --env-kwargs {{"observation":"dict"}}',
     "ppo gymnasium vector": f"ppo CartPole-v1 {_SMALL} --vector gymnasium",
     "ppo envpool vector": f"ppo CartPole-v1 {_SMALL} --vector envpool",
     "dqn lag 1": f"dqn CartPole-v1 {_SMALL} --learning-starts 128 --hidden 32",

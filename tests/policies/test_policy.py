@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from shoal import seeding
+from shoal.base import seeding
 from shoal.errors import CheckpointFault
-from shoal.policies.heads import Categorical, Gaussian, Point
+from shoal.policies.actions import Categorical, Gaussian, Point
 from shoal.policies.networks import ACTIVATIONS, MLP, Dueling, Recurrent
 from shoal.policies.policy import Policy, SavedPolicy
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from shoal.engines.keeper import Keeper
+from shoal.base.reaper import Keeper
 from shoal.engines.processes import python_path
 from shoal.engines.worker import ENVIRONMENT
 from shoal.errors import EngineError, MissingExtra, UsageError

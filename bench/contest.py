@@ -1,0 +1,102 @@
+"""Libraries at equal settings, in steps per second of training.
+
+A scouting pass tries every setting of every library once on an environment; then each runs with its best in all
+rounds, in turns with the others and with two bare processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import shoal
+from bench import rounds
+from bench.bare import bare_rate
+from bench.options import Say
+from bench.peers import Peers
+from bench.report import counted, percent, times
+from bench.rounds import Round, SideFailed
+from bench.watch import Program, rate
+from shoal.envs.make import EnvSpec, describe
+from shoal.reports.tables import table
+
+BARE = "2 bare processes"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A library, with every setting worth trying; the best known comes first."""
+
+    name: str
+    settings: Mapping[str, Program]
+    peer: bool = True
+    """Whether it needs the peers' virtualenv."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found on one environment."""
+
+    env: str
+    chosen: Mapping[str, str]
+    """The setting of each library."""
+    rounds: Sequence[Round]
+
+
+def contest(
+    env: str, entries: Sequence[Entry], peers: Peers, count: int, seconds: float, quick: bool, say: Say
+) -> Outcome:
+    """Scout, then measure in `count` rounds. The first entry is Shoal's."""
+
+    def measured(entry: Entry, setting: str, _: int = 0) -> float:
+        if entry.peer:
+            peers.check()
+        return rate(entry.settings[setting], seconds)
+
+    chosen = {}
+    for entry in entries:
+        if quick or len(entry.settings) == 1:
+            chosen[entry.name] = next(iter(entry.settings))
+        else:
+            say(f"{env}: scouting the settings of {entry.name}")
+            chosen[entry.name] = scout(entry.settings, partial(measured, entry), say)
+    with shoal.engine("processes", workers=2) as engine:
+        engine.map(describe, [EnvSpec(env).to_tree()] * 2)
+        sides: dict[str, Callable[[int], float]] = {BARE: lambda _: bare_rate(engine, env, seconds)}
+        for entry in entries:
+            sides[entry.name] = partial(measured, entry, chosen[entry.name])
+        say(f"{env}: steps per second")
+        return Outcome(env, chosen, rounds.measure(sides, count, say))
+
+
+def scout(settings: Iterable[str], measured: Callable[[str], float], say: Say) -> str:
+    """The setting that was fastest when each was tried once; the first if none could be measured."""
+    found: dict[str, float] = {}
+    for setting in settings:
+        try:
+            found[setting] = measured(setting)
+        except SideFailed as failure:
+            say(f"  {setting}: {failure}")
+        else:
+            say(f"  {setting}: {found[setting]:,.0f} steps/s")
+    return max(found, key=found.__getitem__) if found else next(iter(settings))
+
+
+def contest_table(outcomes: Sequence[Outcome]) -> str:
+    """One row for each library on each environment."""
+    head = ["environment", "", "setting", "steps/s", f"share of {BARE}", "Shoal is faster"]
+    rows = []
+    for outcome in outcomes:
+        _, ours, *_ = sides = list(outcome.rounds[0])
+        for side in sides:
+            failed = rounds.failure(outcome.rounds, side)
+            setting = outcome.chosen.get(side, "no policy, no learning")
+            if failed is not None:
+                missed = sum(isinstance(one[side], SideFailed) for one in outcome.rounds)
+                setting += f"; failed in {missed} of {len(outcome.rounds)} rounds: {failed}"
+            speed = rounds.spread(rounds.numbers(outcome.rounds, side))
+            share = rounds.spread(rounds.ratios(outcome.rounds, side, BARE)) if side != BARE else None
+            lead = rounds.spread(rounds.ratios(outcome.rounds, ours, side)) if side not in (BARE, ours) else None
+            rows.append([outcome.env, side, setting, counted(speed), percent(share), times(lead)])
+    return table(head, rows)

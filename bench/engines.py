@@ -1,0 +1,115 @@
+"""Engines beside `processes`: what each adds to a task, and how fast the same run learns on it.
+
+The second table is for one environment and a growing number of workers: more than there are cores shows what it costs
+to ask for too many.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from bench import machine, rounds
+from bench.options import Options as Shared
+from bench.options import Say
+from bench.report import Report, counted, times
+from bench.rounds import Round, SideFailed
+from bench.watch import Program, rate, shoal_environment, shoal_program
+from shoal.reports.tables import table
+from shoal.spmd.launching import mpirun
+
+PLAIN = "processes"
+ENGINES = (PLAIN, "mpi")
+WORKERS = 2
+GROWING = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Options(Shared):
+    """What an engine adds to a task, and how fast the same run learns on it, beside processes."""
+
+    env: tuple[str, ...] = ("LunarLander-v3", "HalfCheetah-v5")
+    """Environments to learn on every engine."""
+    growing: str = "Walker2d-v5"
+    """Environment to learn with a growing number of workers."""
+    rounds: int = 3
+    """In each, every engine takes its turn."""
+    seconds: float = 3.0
+    """How long a turn is measured, at least, once training goes on steadily."""
+
+    QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 1.0}
+
+    def environments(self) -> list[str]:
+        """Which environments will be made."""
+        return [*self.env, self.growing]
+
+
+def run(options: Options, say: Say) -> Report:
+    """Measure, and report."""
+    say(f"microseconds per task, {WORKERS} workers")
+    sides: dict[str, Callable[[int], float]] = {name: partial(_task_cost, name, options.seconds) for name in ENGINES}
+    found = rounds.measure(sides, options.rounds, say)
+    rows = [_row(found, "a task that does nothing, microseconds", name) for name in ENGINES]
+    for env in options.env:
+        say(f"{env}: steps per second of TRPO, {WORKERS} workers")
+        sides = {name: partial(_rate, _trpo(env, name, WORKERS), options.seconds) for name in ENGINES}
+        found = rounds.measure(sides, options.rounds, say)
+        rows += [_row(found, f"TRPO on {env}, steps/s", name) for name in ENGINES]
+    say(f"{options.growing}: steps per second of TRPO on a growing number of workers")
+    serial = "serial"
+    sides = {serial: partial(_rate, _trpo(options.growing, serial, 1), options.seconds)}
+    for name in ENGINES:
+        for workers in GROWING:
+            program = _trpo(options.growing, name, workers)
+            sides[f"{name}, {workers} workers"] = partial(_rate, program, options.seconds)
+    found = rounds.measure(sides, options.rounds, say)
+    grown = [[side, *_cells(found, side, serial)] for side in sides]
+    tables = [
+        table(["what", "engine", f"on {WORKERS} workers", f"beside {PLAIN}"], rows),
+        table([f"TRPO on {options.growing}", "steps/s", f"beside {serial}"], grown),
+    ]
+    notes = (
+        f"TRPO with batches of 10,000 steps in 8 lanes of 8 and its other defaults. Median of {options.rounds} "
+        f"interleaved rounds of {options.seconds:g} s (lowest to highest); ratios are taken within a round. "
+        f"{machine.facts({})}"
+    )
+    return Report("engines", "\n\n".join(tables), notes)
+
+
+def _row(found: Sequence[Round], what: str, name: str) -> list[str]:
+    return [what, name, *_cells(found, name, PLAIN)]
+
+
+def _cells(found: Sequence[Round], side: str, other: str) -> list[str]:
+    failed = rounds.failure(found, side)
+    if failed is not None:
+        return [f"failed: {failed}", ""]
+    beside = times(rounds.spread(rounds.ratios(found, side, other))) if side != other else ""
+    return [counted(rounds.spread(rounds.numbers(found, side))), beside]
+
+
+def _rate(program: Program, seconds: float, _: int) -> float:
+    return rate(program, seconds)
+
+
+def _trpo(env: str, engine: str, workers: int) -> Program:
+    words = [
+        "--no-preset", f"--engine={engine}", f"--workers={workers}", "--lanes=8", "--width=8",
+        "--batch-steps=10000", "--steps=1000000000",
+    ]  # fmt: skip
+    return shoal_program("trpo", env, words)
+
+
+def _task_cost(engine: str, seconds: float, _: int) -> float:
+    command = [sys.executable, "-P", "-m", "bench.task_cost", engine, str(WORKERS), str(seconds)]
+    if engine == "mpi":
+        command = [*mpirun(1 + WORKERS), *command]
+    done = subprocess.run(command, capture_output=True, text=True, env=shoal_environment(), check=False)
+    if done.returncode:
+        raise SideFailed((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return float(json.loads(done.stdout.splitlines()[-1])["microseconds"])

@@ -1,0 +1,223 @@
+"""Evolution strategies: evaluation beside the bare environment and beside peers, and what a generation costs the head.
+
+Shoal's side is whole generations, as in training, with a learning rate so small that the policy stays what it was. So
+the head's part, the messages and the wait for the last episode of a generation are in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+import shoal
+from bench import machine, rounds
+from bench.bare import recorded, replayed_rate
+from bench.contest import Entry, contest, contest_table
+from bench.options import PeerOptions, Say
+from bench.peers import Peers
+from bench.report import Report, counted, times
+from bench.watch import Program, shoal_program
+from shoal.algos import Step, es
+from shoal.base.trees import Tree
+from shoal.engines.base import Engine
+from shoal.envs.make import EnvSpec, describe
+from shoal.reports.tables import table
+from shoal.sampling import noise_table
+
+FOREVER = 10**9
+POLICIES: dict[str, tuple[int, ...]] = {"LunarLanderContinuous-v3": (2,), "HalfCheetah-v5": (64, 64)}
+"""Hidden layers; linear for other environments."""
+EPISODES = 8
+"""Of an evaluation on CartPole-v1; one elsewhere."""
+STILL = 1e-12
+"""A learning rate at which nothing is learned."""
+POPULATIONS = (64, 16)
+RECORDED, RECORDED_STEPS = 16, 5_000
+"""Policies whose episodes the bare environment plays again, and steps at least."""
+WEIGHTS = (1_000, 100_000, 1_000_000)
+EVALUATIONS = 1000
+
+
+@dataclass(frozen=True)
+class Options(PeerOptions):
+    """Evolution strategies beside the bare environment, EvoTorch and tasks of Ray; and the head's cost."""
+
+    env: tuple[str, ...] = ("CartPole-v1", "LunarLanderContinuous-v3", "HalfCheetah-v5")
+    """Environments."""
+    rounds: int = 7
+    """In each, every side takes its turn."""
+    seconds: float = 4.0
+    """How long a turn is, at least."""
+
+    QUICK: ClassVar[dict[str, Any]] = {"env": ("CartPole-v1",), "rounds": 1, "seconds": 1.0}
+
+
+def run(options: Options, say: Say) -> Report:
+    """Measure, and report."""
+    peers = Peers(options.peers_folder, say)
+    rows = [row for env in options.env for workers in (1, 2) for row in _beside_bare(env, workers, options, say)]
+    head = ["environment", "policy", "population", "processes", "bare steps/s", "es steps/s", "es beside bare"]
+    bare = table(head, rows)
+    outcomes = [
+        contest(env, _entries(env, peers), peers, options.rounds, options.seconds, options.quick, say)
+        for env in options.env
+    ]
+    cost = _head_cost(options, say)
+    notes = (
+        f"Beside bare: whole generations without score episodes; bare is one environment in each process that plays "
+        f"episodes of {RECORDED} such policies again, from their actions. Beside peers: {POPULATIONS[0]} evaluations "
+        f"in each generation, the policies of the first table; bare takes random actions. An evaluation is one "
+        f"episode, but {EPISODES} of CartPole-v1, where a new policy falls after some 20 steps. EvoTorch runs PGPE. "
+        f"Ray tasks are a plain NumPy strategy whose evaluations are cut into as many tasks as said. The head's cost "
+        f"is for {EVALUATIONS:,} evaluations ({EVALUATIONS // 2} directions): the weighted sum of directions, and "
+        f"Adam. Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); ratios "
+        f"are taken within a round. "
+        f"{machine.facts(peers.versions())}"
+    )
+    return Report("es", "\n\n".join([bare, contest_table(outcomes), cost]), notes)
+
+
+def _hidden(env: str) -> tuple[int, ...]:
+    return POLICIES.get(env, ())
+
+
+def _episodes(env: str) -> int:
+    return EPISODES if env == "CartPole-v1" else 1
+
+
+def _words(hidden: tuple[int, ...]) -> str:
+    return "x".join(map(str, hidden)) or "linear"
+
+
+# Beside the bare environment ---------------------------------------------------------------------------------------
+
+
+def _beside_bare(env: str, workers: int, options: Options, say: Say) -> list[list[str]]:
+    say(f"{env} on {workers} process(es): steps per second")
+    with shoal.engine("processes", workers=workers) as engine:
+        engine.map(describe, [EnvSpec(env).to_tree()] * workers)
+        searches = {f"population {count}": Generations(engine, env, count) for count in POPULATIONS}
+        episodes = next(iter(searches.values())).recorded()
+        sides = {"bare": lambda _: replayed_rate(engine, env, options.seconds, episodes)} | {
+            name: (lambda _, search=search: search.run(options.seconds)) for name, search in searches.items()
+        }
+        found = rounds.measure(sides, options.rounds, say)
+    bare = counted(rounds.spread(rounds.numbers(found, "bare")))
+    return [
+        [
+            env, _words(_hidden(env)), str(count), str(workers), bare,
+            counted(rounds.spread(rounds.numbers(found, name))),
+            times(rounds.spread(rounds.ratios(found, name, "bare"))),
+        ]
+        for count, name in zip(POPULATIONS, searches, strict=True)
+    ]  # fmt: skip
+
+
+class Generations:
+    """One side of the comparison: generations of a search that stays where it is."""
+
+    def __init__(self, engine: Engine, env: str, population: int) -> None:
+        config = es.Config(
+            population=population, episodes=_episodes(env), hidden=_hidden(env), lr=STILL, score_episodes=0
+        )
+        self._env, self._sigma = env, config.sigma
+        self._steps: Iterator[Step] = es.train(config, EnvSpec(env), engine, 0, FOREVER)
+        first = next(self._steps)
+        self._saved, self._taken = first.policy, first.metrics["time/total_timesteps"]
+
+    def recorded(self) -> list[Tree]:
+        """Episodes of policies as the search tries them."""
+        rng, weights = np.random.default_rng(0), self._saved.weights
+        away = rng.normal(0, self._sigma, (RECORDED, len(weights["params"]))).astype(np.float32)
+        tried = [weights | {"params": weights["params"] + step} for step in away]
+        return recorded(self._env, self._saved.policy, tried, RECORDED_STEPS)
+
+    def run(self, seconds: float) -> float:
+        """Steps per second."""
+        before, begun = self._taken, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            self._taken = next(self._steps).metrics["time/total_timesteps"]
+        return (self._taken - before) / (time.perf_counter() - begun)
+
+
+# Beside peers ------------------------------------------------------------------------------------------------------
+
+
+def _entries(env: str, peers: Peers) -> list[Entry]:
+    """Everybody, with the best known setting first."""
+    job = {
+        "env": env, "hidden": list(_hidden(env)), "population": POPULATIONS[0], "episodes": _episodes(env), "seed": 0,
+    }  # fmt: skip
+    evotorch = {f"{actors} actors": peers.program("evotorch_es", job | {"actors": actors}, 1) for actors in (2, 0)}
+    tasks = {f"{count} tasks": peers.program("ray_es", job | {"tasks": count}, 1) for count in (2, 16)}
+    return [
+        Entry("Shoal", {"2 workers": _shoal(env)}, peer=False),
+        Entry("EvoTorch", evotorch),
+        Entry("Ray tasks", tasks),
+    ]
+
+
+def _shoal(env: str) -> Program:
+    hidden = _hidden(env)
+    words = [
+        "--no-preset", "--workers=2", f"--population={POPULATIONS[0]}", f"--lr={STILL}", f"--steps={FOREVER}",
+        "--score-episodes=0", f"--episodes={_episodes(env)}", *(["--hidden", *map(str, hidden)] if hidden else []),
+    ]  # fmt: skip
+    return shoal_program("es", env, words)
+
+
+# The head ------------------------------------------------------------------------------------------------------------
+
+
+def _head_cost(options: Options, say: Say) -> str:
+    """How long the head takes for a generation, beside reading as many bytes of memory and adding them up."""
+    say("the head's cost of a generation: milliseconds")
+    directions = noise_table.table(0, es.Config.table_size)
+    rows = []
+    for count in WEIGHTS:
+        rng = np.random.default_rng(0)
+        places = rng.integers(0, len(directions) - count, EVALUATIONS // 2)
+        worth = rng.normal(size=EVALUATIONS // 2)
+        kept = {slot: np.zeros(count, np.float32) for slot in es.SLOTS["adam"]}
+        sides = {
+            "reading": partial(_milliseconds, _read, directions, places, count),
+            "head": partial(_milliseconds, _learn, directions, worth, places, kept),
+        }
+        found = rounds.measure(sides, max(3, options.rounds), say)
+        reading, head = (rounds.spread(rounds.numbers(found, side)) for side in sides)
+        gigabytes = EVALUATIONS // 2 * count * 4 / 1e9
+        speed = f"{gigabytes / head.middle * 1e3:.1f}" if head else ""
+        rows.append(
+            [
+                f"{count:,}",
+                _ms(head),
+                speed,
+                _ms(reading),
+                times(rounds.spread(rounds.ratios(found, "head", "reading"))),
+            ]
+        )
+    return table(["weights", "head ms", "GB/s", "reading as much, ms", "head beside reading"], rows)
+
+
+def _milliseconds(function: Callable[..., Any], *args: Any) -> float:
+    begun = time.perf_counter()
+    function(*args[:-1])  # without the round's number
+    return 1e3 * (time.perf_counter() - begun)
+
+
+def _read(directions: np.ndarray, places: np.ndarray, count: int) -> float:
+    return float(sum(directions[place : place + count].sum() for place in places.tolist()))
+
+
+def _learn(directions: np.ndarray, worth: np.ndarray, places: np.ndarray, kept: Any) -> None:
+    gradient = noise_table.weighted_sum(directions, worth, places, len(kept["mean"]))
+    es.ascend(es.Config(), kept, gradient, 1)
+
+
+def _ms(found: rounds.Spread | None) -> str:
+    return "" if found is None else f"{found.middle:.2f} ({found.low:.2f} to {found.high:.2f})"

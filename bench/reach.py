@@ -1,0 +1,158 @@
+"""Time to a score, each library with its best known settings: wall seconds from the start of the process, and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from bench import machine, rounds
+from bench.contest import scout
+from bench.options import PeerOptions, Say
+from bench.peers import Peers, Way
+from bench.report import Report, counted, seconds, times
+from bench.rounds import spread
+from bench.watch import Program, rate, reach, shoal_program
+from shoal.reports.tables import table
+from shoal.runs import presets
+
+SCORES = {"CartPole-v1": 475.0, "LunarLander-v3": 200.0}
+"""What counts as solved: the mean return of 100 training episodes in a row."""
+
+SCOUTING = 3.0
+"""Seconds for which a setting is tried."""
+
+ZOO: Mapping[tuple[str, str], dict[str, Any]] = {
+    ("PPO", "CartPole-v1"): {
+        "envs": 8, "steps": 100_000,
+        "settings": {
+            "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "ent_coef": 0.0,
+            "learning_rate": "lin_0.001", "clip_range": "lin_0.2",
+        },
+    },
+    ("PPO", "LunarLander-v3"): {
+        "envs": 16, "steps": 1_000_000,
+        "settings": {
+            "n_steps": 1024, "batch_size": 64, "n_epochs": 4, "gamma": 0.999, "gae_lambda": 0.98, "ent_coef": 0.01,
+        },
+    },
+    ("TRPO", "CartPole-v1"): {
+        "envs": 2, "steps": 100_000,
+        "settings": {
+            "n_steps": 512, "batch_size": 512, "cg_damping": 1e-3, "gae_lambda": 0.98, "gamma": 0.99,
+            "learning_rate": 1e-3, "n_critic_updates": 20,
+        },
+    },
+    ("TRPO", "LunarLander-v3"): {
+        "envs": 2, "steps": 200_000,
+        "settings": {
+            "n_steps": 512, "cg_damping": 0.01, "gae_lambda": 0.98, "gamma": 0.99, "learning_rate": 1e-3,
+            "n_critic_updates": 15,
+        },
+    },
+}  # fmt: skip
+"""Settings of rl-baselines3-zoo, by algorithm and environment."""
+
+
+@dataclass(frozen=True)
+class Options(PeerOptions):
+    """Time to a score, each library with its best known settings: CartPole-v1 to 475, LunarLander-v3 to 200."""
+
+    env: tuple[str, ...] = tuple(SCORES)
+    """Environments, of those two."""
+    seeds: int = 3
+    """Each library trains once with each of so many seeds."""
+    cap: float = 300.0
+    """Seconds after which a run is given up."""
+
+    QUICK: ClassVar[dict[str, Any]] = {"env": ("CartPole-v1",), "seeds": 1, "cap": 15.0}
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, all of it."""
+        strange = [env for env in self.env if env not in SCORES]
+        found = super().problems()
+        return found + [f"there is no score for {env}; there is one for {', '.join(SCORES)}" for env in strange]
+
+
+def run(options: Options, say: Say) -> Report:
+    """Measure, and report."""
+    peers = Peers(options.peers_folder, say)
+    rows = []
+    for env in options.env:
+        say(f"{env}: seconds to a mean return of {SCORES[env]:.0f}")
+        rows += _rows(env, options, peers, say)
+    notes = (
+        f"Wall seconds from the start of the process, imports and compilation included, until the mean return of the "
+        f"last 100 training episodes is there; median of {options.seeds} seed(s) (lowest to highest), libraries in "
+        f"turns, at most {options.cap:.0f} s each. Shoal with its presets on all cores; the others with the settings "
+        f"of rl-zoo, in its way of running them (all environments in-process), and with one thread or their own "
+        f"choice of threads, whichever was faster when tried. {machine.facts(peers.versions())}"
+    )
+    head = ["environment", "", "reached", "seconds", "environment steps", "beside Shoal's fastest"]
+    return Report("time", table(head, rows), notes)
+
+
+def _rows(env: str, options: Options, peers: Peers, say: Say) -> list[list[str]]:
+    """A row for each library: how often it got there, in which time, with how many steps."""
+    programs, steps = _programs(env, options, peers, say), dict[str, list[int]]()
+
+    def attempt(name: str, seed: int) -> float:
+        if name not in OURS:
+            peers.check()
+        reached = reach(programs[name](seed), SCORES[env], options.cap)
+        steps.setdefault(name, []).append(reached.steps)
+        return reached.seconds
+
+    sides = {name: partial(attempt, name) for name in programs}
+    found = rounds.measure(sides, options.seeds, say)
+    middles = {name: spread(rounds.numbers(found, name)) for name in programs}
+    ours = {name: middle.middle for name in OURS if (middle := middles.get(name)) is not None}
+    fastest = min(ours, key=ours.__getitem__, default=None)
+    rows = []
+    for name in programs:
+        count, failed = len(rounds.numbers(found, name)), rounds.failure(found, name)
+        reached = f"{count} of {len(found)}" if failed is None else f"{count} of {len(found)}: {failed}"
+        beside = None if fastest in (None, name) else spread(rounds.ratios(found, name, str(fastest)))
+        rows.append([env, name, reached, seconds(middles[name]), counted(spread(steps.get(name, []))), times(beside)])
+    return rows
+
+
+OURS = {"Shoal PPO": "ppo", "Shoal TRPO": "trpo"}
+THEIRS = {
+    "Stable-Baselines3 PPO": ("sb3", "PPO"),
+    "SBX PPO": ("sbx", "PPO"),
+    "sb3-contrib TRPO": ("sb3-contrib", "TRPO"),
+}
+
+
+def _programs(env: str, options: Options, peers: Peers, say: Say) -> dict[str, Callable[[int], Program]]:
+    """For each library, how to start it with a seed. Shoal's algorithms take part where they have a preset."""
+    found: dict[str, Callable[[int], Program]] = {
+        name: partial(_ours, algo, env) for name, algo in OURS.items() if presets.find(algo, env) is not None
+    }
+    for name, (library, algo) in THEIRS.items():
+        start = partial(_theirs, peers, library, algo, env)
+        found[name] = partial(start, _threads(name, start, options, peers, say))
+    return found
+
+
+def _ours(algo: str, env: str, seed: int) -> Program:
+    return shoal_program(algo, env, [f"--seed={seed}"])
+
+
+def _theirs(peers: Peers, library: str, algo: str, env: str, threads: int | None, seed: int) -> Program:
+    zoo = ZOO[algo, env]
+    way = Way(zoo["envs"], threads=threads)
+    return peers.stable_baselines(library, algo, env, way, zoo["settings"], zoo["steps"], seed)
+
+
+def _threads(
+    name: str, start: Callable[[int | None, int], Program], options: Options, peers: Peers, say: Say
+) -> int | None:
+    """With how many threads a library is faster: one, which is the best known, or its own choice."""
+    ways = {"1 thread": 1, "its own choice of threads": None}
+    if options.quick or peers.missing is not None:
+        return 1
+    say(f"  scouting {name}")
+    return ways[scout(ways, lambda way: rate(start(ways[way], 0), SCOUTING), say)]

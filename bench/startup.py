@@ -1,0 +1,125 @@
+"""Time from the start of a run to its first environment step, and a worker's memory.
+
+The first environment step is seen from inside: a CartPole that writes down when it is first stepped. Compiled code is
+cached by a run before the first round. Memory is what is the worker's own (unique set size) beyond that of a process
+that only makes and steps the same number of environments.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bench import machine
+from bench.lanes import ENVS, Sampler
+from bench.options import Options as Shared
+from bench.options import Say
+from bench.report import Report, seconds
+from bench.rounds import spread
+from bench.watch import shoal_environment
+from shoal.engines.processes import ProcessesEngine
+from shoal.envs.make import EnvSpec
+from shoal.errors import MissingExtra
+from shoal.reports.tables import table
+
+STAMPED = """
+    import os, time
+    from pathlib import Path
+    import gymnasium
+    from gymnasium.envs.classic_control import CartPoleEnv
+
+    class Stamped(CartPoleEnv):
+        def step(self, action):
+            path = Path(os.environ["FIRST_STEP"])
+            if not path.exists():
+                path.write_text(repr(time.time()))
+            return super().step(action)
+
+    gymnasium.register("Stamped-v0", entry_point=Stamped, max_episode_steps=500)
+"""
+
+BARE = """
+    import sys, gymnasium, psutil
+    envs = [gymnasium.make(sys.argv[1], disable_env_checker=True) for _ in range(int(sys.argv[2]))]
+    for env in envs:
+        env.reset(seed=0)
+        env.step(env.action_space.sample())
+    print(psutil.Process().memory_full_info().uss)
+"""
+
+
+ENVIRONMENTS = 32
+
+
+@dataclass(frozen=True)
+class Options(Shared):
+    """Time from the start of a run to its first environment step, and a worker's memory."""
+
+    env: tuple[str, ...] = ENVS
+    """Environments for the memory."""
+    rounds: int = 5
+    """How often a run is started."""
+
+    QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:1], "rounds": 3}
+
+
+def run(options: Options, say: Say) -> Report:
+    """Measure, and report."""
+    try:
+        import psutil  # noqa: F401 - asked for before anything is measured
+    except ImportError:
+        raise MissingExtra("memory is read with psutil, which is not installed; type: pip install psutil") from None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "stamped.py").write_text(textwrap.dedent(STAMPED))
+        _first_step(folder, 0)
+        found = spread(_first_step(folder, number) for number in range(1, options.rounds + 1))
+    rows = [["start to first environment step, seconds", seconds(found)]]
+    say(f"start to first environment step: {seconds(found)} s")
+    for env in options.env:
+        worker, bare = _worker_bytes(env), _bare_bytes(env)
+        say(f"{env}: a worker has {_mebibytes(worker)}, a bare process {_mebibytes(bare)}")
+        rows.append([f"memory of a worker with {ENVIRONMENTS} {env}", _mebibytes(worker)])
+        rows.append([f"memory of a bare process with {ENVIRONMENTS} {env}", _mebibytes(bare)])
+    notes = (
+        f"Median of {options.rounds} starts (lowest to highest), with compiled code cached by one before them. Memory "
+        f"is what is the process's own. {machine.facts({})}"
+    )
+    return Report("startup", table(["what", "figure"], rows), notes)
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"
+
+
+def _first_step(folder: Path, number: int) -> float:
+    """Seconds from the start of the process."""
+    stamp = folder / f"stamp-{number}"
+    environment = shoal_environment() | {"FIRST_STEP": str(stamp)}  # started in the folder, so it finds the module
+    command = [sys.executable, "-m", "shoal", "train", "trpo", "stamped:Stamped-v0", "--iterations", "1"]
+    begun = time.time()
+    subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.DEVNULL)
+    return float(stamp.read_text()) - begun
+
+
+def _worker_bytes(env: str) -> int:
+    import psutil
+
+    with ProcessesEngine(workers=1) as engine:
+        Sampler(engine, EnvSpec(env), lanes=4, width=ENVIRONMENTS // 4, steps=128).run(1.0)
+        return int(psutil.Process(engine.pids[0]).memory_full_info().uss)
+
+
+def _bare_bytes(env: str) -> int:
+    command = [sys.executable, "-c", textwrap.dedent(BARE), env, str(ENVIRONMENTS)]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    )
+    return int(done.stdout.split()[-1])

@@ -1,0 +1,25 @@
+"""The command `doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.cli.parsing import console, parse, say
+
+
+@dataclass(frozen=True)
+class DoctorArgs:
+    """Try every engine and optional package on this machine, and say what to install for those that do not work."""
+
+
+def doctor(words: list[str]) -> int:
+    """Say what works here."""
+    parse(DoctorArgs, words, "doctor")
+    from shoal.commands.doctor import examine
+
+    out = console()
+    checks = examine()
+    width = max(len(check.what) for check in checks)
+    for check in checks:
+        say(out, f"{'ok' if check.works else '--'}  {check.what:{width}}  {check.detail}")
+    return 0

@@ -1,0 +1,41 @@
+"""The command `optimizers`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+from shoal.cli.parsing import console, parse, say
+from shoal.errors import UsageError
+
+
+@dataclass(frozen=True)
+class OptimizersArgs:
+    """List Nevergrad's optimizers by family, for `shoal train nevergrad --optimizer NAME`."""
+
+    family: tyro.conf.Positional[str | None] = None
+    """Name every optimizer of this family."""
+
+
+def list_optimizers(words: list[str]) -> int:
+    """List optimizers."""
+    wanted = parse(OptimizersArgs, words, "optimizers")
+    from shoal.algos.nevergrad import FAMILIES, family, registry
+
+    out = console()
+    by_family: dict[str, list[str]] = {known.name: [] for known in FAMILIES}
+    for name in registry():
+        by_family[family(name).name].append(name)
+    if wanted.family is not None:
+        if wanted.family not in by_family:
+            raise UsageError(f"there is no family {wanted.family!r}, only {', '.join(by_family)}")
+        for name in sorted(by_family[wanted.family]):
+            say(out, name)
+        return 0
+    for known in FAMILIES:
+        names = sorted(by_family[known.name], key=lambda name: (len(name), name))
+        most = "" if known.limit is None else f" Up to about {known.limit:,} weights."
+        say(out, f"{known.name} ({len(names)}): {known.words}.{most}\n  {' '.join(names[:12])}")
+    say(out, "All of a family: shoal optimizers FAMILY. To use one: shoal train nevergrad CartPole-v1 --optimizer DE")
+    return 0

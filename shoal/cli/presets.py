@@ -1,0 +1,42 @@
+"""The command `presets`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+import tyro
+
+from shoal.cli.parsing import console, parse, say
+from shoal.errors import UsageError
+from shoal.runs import presets
+
+
+@dataclass(frozen=True)
+class PresetsArgs:
+    """List the presets: settings that `shoal train` uses for an environment unless told otherwise."""
+
+    algo: tyro.conf.Positional[str | None] = None
+    """Show the settings of this algorithm's presets."""
+    name: tyro.conf.Positional[str | None] = None
+    """Show only this one."""
+
+
+def show_presets(words: list[str]) -> int:
+    """List or show presets."""
+    wanted = parse(PresetsArgs, words, "presets")
+    from shoal import algos
+
+    out = console()
+    if wanted.algo is None:
+        for algo in algos.ALGOS:
+            say(out, f"{algo}: {', '.join(presets.presets(algo)) or 'none'}")
+        return 0
+    algos.load(wanted.algo)
+    known = presets.presets(wanted.algo)
+    if wanted.name not in {None, *known}:
+        raise UsageError(f"there is no preset {wanted.name!r} of {wanted.algo}, only {', '.join(known)}")
+    for name in known if wanted.name is None else [wanted.name]:
+        env, flags = presets.command_line(wanted.algo, name)
+        say(out, f"shoal train {wanted.algo} {name}\n  is short for: {shlex.join([env, *flags])}")
+    return 0

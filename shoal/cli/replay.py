@@ -1,0 +1,125 @@
+"""The command `replay`."""
+
+from __future__ import annotations
+
+from bdb import BdbQuit
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+from rich.console import Console
+
+from shoal.cli.parsing import console, parse, say, table
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.commands.replay import Again, Episode
+    from shoal.runs.folder import RunDir
+
+
+@dataclass(frozen=True)
+class ReplayArgs:
+    """Compute one episode of a run again, alone, and compare it with what its lane recorded, bit for bit.
+
+    Learns from the newest checkpoint before the iteration, in this process, and checks every digest on the way. The run
+    is only read. Without --episode: a list of the episodes that ended in the iteration.
+    """
+
+    run: tyro.conf.Positional[str]
+    """Name of the run, or path of its folder."""
+    iteration: int
+    """In which iteration the episode ended."""
+    episode: int | None = None
+    """Which of those that ended in it, from 0."""
+    pdb: bool = False
+    """Stop in Python's debugger before the first step, with env, action and observation, and where env raises."""
+    at: int = 0
+    """Another step for --pdb to stop before."""
+    save: Path | None = None
+    """Write the episode to this .csv file, a row for each step. A file that is there already is never replaced."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+
+def replay(words: list[str]) -> int:
+    """List the episodes of an iteration, or play one again."""
+    wanted = parse(ReplayArgs, words, "replay")
+    from shoal.commands import replay as replaying
+    from shoal.runs.folder import RunDir
+
+    out = console()
+    problems = [] if wanted.save is None else replaying.save_problems(wanted.save)
+    if wanted.episode is None and (wanted.pdb or wanted.save is not None):
+        problems.append("--pdb and --save are for one episode: choose it with --episode")
+    if wanted.at and not wanted.pdb:
+        problems.append("--at says where --pdb stops: give both")
+    try:
+        run = RunDir.find(Path(wanted.runs), wanted.run)
+        problems += replaying.problems(run, wanted.iteration, wanted.episode)
+    except UsageError as error:
+        problems += error.problems
+    if problems:
+        raise UsageError(problems)
+    again = replaying.learn_again(run, wanted.iteration, wanted.episode, lambda text: say(out, text))
+    if again.difference:
+        say(out, f"DIFFERENT: {again.difference}. Likely causes: other versions than the run's, if warned of above, or")
+        say(out, f"an environment that breaks the rules; to check it, type: {replaying.check_command(again.env)}")
+        return 1
+    if wanted.episode is None:
+        _list_episodes(out, again)
+        return 0
+    return _play(out, wanted, run, again, again.episodes[wanted.episode])
+
+
+def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: Episode) -> int:
+    from shoal.commands import replay as replaying
+    from shoal.runs.folder import on_runs, program
+
+    say(
+        out,
+        f"Episode {wanted.episode}: lane {episode.lane}, slot {episode.slot}, episode {episode.number} of the slot, "
+        f"reset seed {episode.seed}",
+    )
+    if wanted.pdb:
+        if not 0 <= wanted.at < episode.length:
+            raise UsageError(f"there is no step {wanted.at} to stop before: use --at 0 to {episode.length - 1}")
+        say(out, f"Stopping before step {wanted.at}: see env, action, observation; s steps into it, c goes on")
+    try:
+        played = replaying.play(episode, again.env, wanted.at if wanted.pdb else None)
+    except BdbQuit:
+        say(out, "You left the debugger before the end, so nothing was compared")
+        return 1
+    if wanted.save is not None and played.answers:
+        replaying.save(played, wanted.save)
+        say(out, f"Saved: {wanted.save}")
+    if played.difference:
+        at = f"step {played.step}" if played.step >= 0 else "the reset"
+        this = f"{run.name} --iteration {wanted.iteration} --episode {wanted.episode}{on_runs(run)}"
+        say(
+            out,
+            f"DIFFERENT from {at} on: {played.difference}\n"
+            f"Does the environment keep the rules? To see, type: {replaying.check_command(again.env)}\n"
+            f"To look at that step, type: {program()} replay {this} --pdb --at {max(played.step, 0)}",
+        )
+        return 1
+    say(
+        out,
+        f"Equal: {episode.length} steps, return {episode.total}, {episode.end}; "
+        f"every observation and reward has the bits that the lane recorded",
+    )
+    if episode.unseen:
+        say(
+            out,
+            f"Of its first {episode.unseen} steps, before that checkpoint, only the actions are known: "
+            f"they were compared by the return alone",
+        )
+    return 0
+
+
+def _list_episodes(out: Console, again: Again) -> None:
+    rows = [["episode", "lane", "slot", "of slot", "reset seed", "length", "return", "end"]]
+    for number, found in enumerate(again.episodes):
+        place = [number, found.lane, found.slot, found.number, found.seed, found.length]
+        rows.append([*map(str, place), f"{found.total:.6g}", found.end])
+    table(out, rows)

@@ -1,0 +1,1 @@
+"""What each `shoal` command does, apart from parsing its words and printing its result."""

@@ -1,0 +1,271 @@
+"""Does an environment keep the rules that equal results rest on? Tried, not believed; each verdict says what it costs.
+
+An episode must follow from its seed and its actions alone: on the same environment again, on a new one, after other
+episodes, cut off in the middle and replayed, and in another process. Then lanes can move and runs can resume.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import math
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.base.trees import Tree
+from shoal.engines import make as make_engine
+from shoal.engines.processes import available_cores
+from shoal.envs.make import EnvSpec, describe, make, time_limit
+from shoal.errors import TaskFailed
+
+STEPS = 300  # of an episode that is compared
+LEAK_MEGABYTES = 4.0  # less is not told from an allocator that settles
+ACT_MICROSECONDS = 60.0  # of one forward pass of a 64x64 network, while an environment fills the caches
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One finding. `works` is None for a measurement."""
+
+    what: str
+    works: bool | None
+    detail: str
+
+
+class Unusable(Exception):
+    """An environment raised an error, or answered in another form than Gymnasium's."""
+
+
+class Watched:
+    """An environment whose errors, and answers in another form than Gymnasium's, are raised as `Unusable`.
+
+    `calls` and `spent` count what was asked of it and the seconds that it took, by "reset" and "step".
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._env, self.limit = make(spec), time_limit(spec)
+        self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
+        self.calls, self.spent = {"reset": 0, "step": 0}, {"reset": 0.0, "step": 0.0}
+        self.odd: set[str] = set()
+        """What is not as Gymnasium has it, though Shoal could go on."""
+        self._steps, self._seed = 0, 0
+
+    def __enter__(self) -> Watched:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self._env.close()
+
+    def actions(self, seed: int) -> Iterator[Any]:
+        """The same random actions for everybody who asks with the same seed, without end."""
+        space = copy.deepcopy(self.action_space)  # an environment that draws from its own must not find it seeded
+        space.seed(seed)
+        while True:
+            yield space.sample()
+
+    def reset(self, seed: int) -> Any:
+        """The first observation of an episode."""
+        self._steps, self._seed = 0, seed
+        return self._ask("reset", 2, seed=seed)[0]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        """Observation, reward, and whether the episode is over: terminated, truncated."""
+        self._steps += 1
+        observation, reward, terminated, truncated, _ = self._ask("step", 5, action)
+        try:
+            return observation, float(reward), bool(terminated), bool(truncated) or self._steps == self.limit
+        except (TypeError, ValueError) as error:
+            raise Unusable(f"{self._where} returned the reward {reward!r}: {error}") from None
+
+    def episode(self, seed: int) -> Iterator[tuple[Any, float, bool, bool]]:
+        """Answers to the reset and to each step of one episode with random actions."""
+        yield self.reset(seed), 0.0, False, False
+        for action in itertools.islice(self.actions(seed), STEPS):
+            answer = self.step(action)
+            yield answer
+            if answer[2] or answer[3]:
+                return
+
+    def _ask(self, name: str, count: int, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        function, begun = getattr(self._env, name), time.perf_counter()
+        try:
+            returned = function(*args, **kwargs)
+        except Exception as error:
+            raise Unusable(f"{self._where} raised {type(error).__name__}: {error}") from error
+        self.spent[name] += time.perf_counter() - begun
+        self.calls[name] += 1
+        if not isinstance(returned, tuple) or len(returned) != count:
+            form = f"{len(returned)} values" if isinstance(returned, tuple) else f"one {type(returned).__name__}"
+            raise Unusable(f"{self._where} returned {form}, not {count}")
+        if not isinstance(returned[-1], dict):
+            self.odd.add(f"{name} returns info of type {type(returned[-1]).__name__}, not a dict")
+        return returned
+
+    @property
+    def _where(self) -> str:
+        return f"step {self._steps} after reset(seed={self._seed})" if self._steps else f"reset(seed={self._seed})"
+
+
+def marks(env: Watched, seed: int) -> list[str]:
+    """A digest of everything up to each step of an episode; the first is of the reset."""
+    total, found = hashlib.sha256(), []
+    for values in env.episode(seed):
+        for value in values:
+            total.update(np.asarray(value).tobytes())
+        found.append(total.hexdigest()[:12])
+    return found
+
+
+def marks_on_a_new_one(spec: Tree, seeds: list[int]) -> list[str]:
+    """Task: episodes one after the other on a new environment; marks of the last."""
+    with Watched(EnvSpec(**spec)) as env:
+        *_, last = (marks(env, seed) for seed in seeds)
+    return last
+
+
+def check(spec: EnvSpec, seconds: float = 3.0) -> Iterator[Verdict]:
+    """All verdicts, as they are found. Raises what `make` raises if there is no such environment."""
+    spaces = describe(spec.to_tree())
+    with Watched(spec) as env:
+        yield Verdict(
+            "spaces", True, f"observations {tuple(spaces['shape'])} {spaces['dtype']}, actions {env.action_space}"
+        )
+        try:
+            yield _interface(env)
+            yield from _determinism(spec, env)
+            yield _ending(env)
+            yield from _speed(env, seconds)
+            yield _leak(env, seconds)
+        except Unusable as problem:
+            yield Verdict("works at all", False, f"{problem}. Training would stop there; nothing more was tried")
+
+
+def _interface(env: Watched) -> Verdict:
+    """Whether what it returns is what its spaces promise."""
+    space, problems = env.observation_space, set()
+    for seed in range(5):
+        for step, (observation, reward, _, _) in enumerate(env.episode(seed)):
+            source = "step" if step else "reset"
+            if not np.isfinite(reward):
+                problems.add(f"a reward is {reward}")
+            array = np.asarray(observation)
+            if array.shape != space.shape:
+                problems.add(f"{source} returns an observation of shape {array.shape}, the space says {space.shape}")
+            elif array.dtype.kind == "f" and not np.isfinite(array).all():
+                problems.add(f"{source} returns an observation that is not finite")
+            elif not space.contains(observation):
+                problems.add(f"{source} returns an observation outside of its space (dtype {array.dtype})")
+    problems |= env.odd
+    cost = "learning may see wrong numbers" if problems else "what it returns is what its spaces promise"
+    return Verdict("interface", not problems, "; ".join([*sorted(problems), cost]))
+
+
+def _determinism(spec: EnvSpec, used: Watched) -> Iterator[Verdict]:
+    """Episode 7, each time in another way."""
+    tree = spec.to_tree()
+    first = marks_on_a_new_one(tree, [7])
+    cost = "results are not reproducible at all; give the environment's random numbers the seed of `reset`"
+    yield _same("same seed, same episode", first, marks_on_a_new_one(tree, [7]), cost)
+
+    other = marks_on_a_new_one(tree, [8])
+    yield Verdict(
+        "another seed, another episode",
+        other != first or None,
+        "they differ" if other != first else "they are equal: the environment has no randomness, or ignores its seed",
+    )
+
+    cost = "something survives `reset`: results change when a lane moves; try --recreate-after 1"
+    yield _same("alone and after other episodes", first, marks_on_a_new_one(tree, [20, 21, 22, 23, 24, 7]), cost)
+
+    list(itertools.islice(used.episode(3), 6))  # left in the middle
+    cost = "a lane cannot be rebuilt: a lost worker or a resume changes the result"
+    yield _same("replay of its actions", first, marks(used, 7), cost)
+
+    cost = "workers disagree: results depend on where an episode runs"
+    with make_engine("processes", workers=1) as engine:
+        try:
+            elsewhere = engine.submit(marks_on_a_new_one, tree, [7]).result()
+        except TaskFailed as error:
+            raise Unusable(f"in another process, {str(error).splitlines()[0]}") from error
+    yield _same("in another process", first, elsewhere, cost)
+
+
+def _same(what: str, one: list[str], other: list[str], cost: str) -> Verdict:
+    if one == other:
+        return Verdict(what, True, f"equal, all {len(one) - 1} steps")
+    at = next(
+        (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
+    return Verdict(what, False, f"differs from {'the reset' if at == 0 else f'step {at}'} on. {cost}")
+
+
+def _ending(env: Watched) -> Verdict:
+    if env.limit is not None:
+        return Verdict("episodes end", True, f"at {env.limit:,} steps at the latest")
+    env.reset(0)
+    for step, action in enumerate(itertools.islice(env.actions(0), 10_000), start=1):
+        if any(env.step(action)[2:]):
+            return Verdict("episodes end", True, f"one did after {step} steps; there is no limit")
+    detail = "not within 10,000 random steps, and there is no limit. Give it one with --max-episode-steps N"
+    return Verdict("episodes end", False, detail)
+
+
+def _speed(env: Watched, seconds: float) -> Iterator[Verdict]:
+    begun = time.perf_counter()
+    for seed in itertools.count():
+        for _ in env.episode(seed):
+            pass
+        if time.perf_counter() - begun >= seconds:
+            break
+    per_step, per_reset = (env.spent[name] / env.calls[name] * 1e6 for name in ("step", "reset"))
+    yield Verdict("speed", None, f"{per_step:.0f} µs a step, {per_reset:.0f} µs a reset")
+    # Wide enough that the forward pass takes a tenth of a lane's time, within reason.
+    width = next((w for w in (4, 8, 16, 32) if ACT_MICROSECONDS / w <= 0.1 * per_step), 32)
+    cores = available_cores()
+    yield Verdict(
+        "suits", None, f"--width {width}, and up to {cores} workers here (one per core, never more than lanes)"
+    )
+
+
+def _leak(env: Watched, seconds: float) -> Verdict:
+    """Memory after many resets, beside memory after some: caches fill first."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return Verdict("memory", None, "not measured: this system has no /proc")
+    action = next(env.actions(0))
+
+    def megabytes() -> float:
+        return int(statm.read_text().split()[1]) * resource.getpagesize() / 2**20
+
+    def reset_for(duration: float) -> int:
+        begun, count = time.perf_counter(), 0
+        while time.perf_counter() - begun < duration:
+            env.reset(count)
+            env.step(action)
+            count += 1
+        return count
+
+    reset_for(seconds / 2)  # caches fill
+    before = megabytes()
+    count = reset_for(seconds / 2)
+    half = megabytes()
+    count += reset_for(seconds / 2)
+    grown = megabytes() - before
+    if grown >= LEAK_MEGABYTES and (grown - (half - before)) >= grown / 4:  # a leak goes on; the allocator settles
+        keep = max(1, int(50 * count / grown))  # episodes that cost 50 MB
+        rate = f"{grown / count * 1000:.1f} MB more for every 1,000 episodes"
+        return Verdict("memory", False, f"{rate}. Keep it at 50 MB with --recreate-after {keep}")
+    if count < 200:  # what is not seen may be 20 MB for 1,000 episodes, or more
+        longer = math.ceil(seconds * 200 / max(count, 1))
+        return Verdict("memory", None, f"not known after only {count} resets; for more, type --seconds {longer}")
+    unseen = LEAK_MEGABYTES / count * 1000
+    return Verdict("memory", True, f"no growth over {count:,} resets (less than {unseen:.2g} MB for every 1,000)")

@@ -1,0 +1,118 @@
+"""Which parts work on this machine, and what to install for the others. Every line is tried, not looked up."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal import __version__, engines
+from shoal.engines import ENGINES
+from shoal.engines.fingerprint import canary, fingerprint
+from shoal.engines.processes import available_cores
+from shoal.errors import ShoalError
+from shoal.spmd.launching import mpirun
+from shoal.testing.redis_rig import Rig
+
+# package -> (a module to try, pip command)
+_EXTRAS = {
+    "Box2D (LunarLander, BipedalWalker)": ("Box2D", "pip install 'shoal[box2d]'"),
+    "MuJoCo (HalfCheetah, Walker2d, ...)": ("mujoco", "pip install 'shoal[mujoco]'"),
+    "OpenSpiel (Go)": ("pyspiel", "pip install 'shoal[go]'"),
+    "Nevergrad (the algorithm nevergrad)": ("nevergrad", "pip install 'shoal[nevergrad]'"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    what: str
+    works: bool
+    detail: str
+
+
+def examine() -> list[Check]:
+    """Try everything."""
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {available_cores()} cores"
+    versions = ", ".join(f"{k} {v}" for k, v in fingerprint().items() if k not in ("python", "code", "canary", "shoal"))
+    checks = [Check("Shoal", True, f"{__version__} on {system}"), Check("numerics", True, f"{versions}")]
+    checks += [_engine(name) for name in ENGINES]
+    checks += [_learner()]
+    checks += [_extra(what, module, command) for what, (module, command) in _EXTRAS.items()]
+    return checks
+
+
+def _engine(name: str) -> Check:
+    if name == "mpi":
+        return _mpi()
+    begun = time.perf_counter()
+    try:
+        with _place(name) as (place, workers), engines.make(place, workers) as engine:
+            answers = set(engine.map(_canary, range(2 * engine.workers)))
+            seconds = time.perf_counter() - begun
+            return Check(
+                f"engine {name}",
+                True,
+                f"{engine.workers} worker(s) in {seconds:.2f} s, canary {', '.join(answers)}",
+            )
+    except Exception as error:  # whatever is wrong is what the report is for
+        return Check(f"engine {name}", False, str(error))
+
+
+@contextlib.contextmanager
+def _place(name: str) -> Iterator[tuple[str, int | None]]:
+    """Where an engine's workers are, and how many; for Redis a server and a worker of its own."""
+    if name != "redis":
+        yield name, None
+        return
+    with Rig() as rig:
+        rig.add_machine(1)
+        rig.wait_for_workers(1)
+        yield rig.address, 1
+
+
+def _mpi() -> Check:
+    """Ranks cannot be had from inside of this process, so a job of two is started."""
+    script = "import shoal, shoal.commands.doctor as d\nwith shoal.engine('mpi') as e: print(e.map(d._canary, [0])[0])"
+    begun = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [*mpirun(2), sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (ShoalError, OSError, subprocess.TimeoutExpired) as error:
+        return Check("engine mpi", False, str(error))
+    said = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines()
+    detail = said[-1] if said else f"exit code {done.returncode}"
+    if done.returncode:
+        return Check("engine mpi", False, detail)
+    return Check("engine mpi", True, f"1 worker(s) in {time.perf_counter() - begun:.2f} s, canary {detail}")
+
+
+def _canary(_: int) -> str:
+    return canary()
+
+
+def _learner() -> Check:
+    os.environ.setdefault("NPROC", "1")
+    try:
+        import jax
+
+        device = jax.devices()[0]
+        return Check("learner", True, f"jax {jax.__version__} on {device.platform}, {os.environ['NPROC']} thread(s)")
+    except Exception as error:
+        return Check("learner", False, f"{error}. Try: pip install -U jax jaxlib")
+
+
+def _extra(what: str, module: str, command: str) -> Check:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return Check(what, False, f"not installed; type: {command}")
+    return Check(what, True, "installed")

@@ -1,0 +1,399 @@
+"""One episode of a run again, alone: its iteration is learned again in this process, then the episode is played.
+
+A run keeps settings, metrics and some checkpoints, and that is enough: learning again gives the records of its lanes,
+bit for bit, and the digests in its metrics prove it. The run is only read, so another process may be training it.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+import json
+import logging
+import pdb
+import shlex
+import sys
+import traceback
+from bdb import BdbQuit
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal import algos
+from shoal.algos import Step
+from shoal.base import disk, trees
+from shoal.base.trees import Tree
+from shoal.engines.serial import SerialEngine
+from shoal.envs.make import EnvSpec, make
+from shoal.errors import CheckpointFault, DiskFault, UsageError
+from shoal.learning import xla
+from shoal.policies.policy import Policy
+from shoal.runs import run
+from shoal.runs.folder import RunDir
+from shoal.runs.settings import Settings
+from shoal.sampling import lane
+from shoal.sampling.lane import Answer
+from shoal.sampling.record import episode_seed
+
+log = logging.getLogger("shoal.replay")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode that ended in some iteration, as its lane recorded it.
+
+    n steps, of which the last m were recorded; m < n if it began before the checkpoint that learning started from.
+    """
+
+    lane: int
+    slot: int
+    number: int
+    """Which episode of its slot."""
+    seed: int
+    """What the environment was reset with."""
+    actions: list[Any]
+    """As the environment takes them, n of them."""
+    observations: np.ndarray
+    """(m + 1, ...): acted on, and the final one."""
+    rewards: np.ndarray
+    """(m,) float32."""
+    terminated: bool
+    """False: it was truncated."""
+    total: float
+    """Sum of all n rewards."""
+
+    @property
+    def length(self) -> int:
+        """n."""
+        return len(self.actions)
+
+    @property
+    def unseen(self) -> int:
+        """n - m: steps at the beginning of which the actions are known, and not what they led to."""
+        return len(self.actions) - len(self.rewards)
+
+    @property
+    def end(self) -> str:
+        """How it ended."""
+        return "terminated" if self.terminated else "truncated"
+
+
+@dataclass
+class _Pieces:
+    """What is known so far of a running episode."""
+
+    actions: list[np.ndarray] = field(default_factory=list)
+    observations: list[np.ndarray] = field(default_factory=list)
+    rewards: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, record: Tree, slot: int, times: slice) -> None:
+        # Copies: views would keep whole records in memory, of all iterations that a long episode spans.
+        self.actions.append(record["actions"][times, slot].copy())
+        self.observations.append(record["observations"][:-1][times, slot].copy())
+        self.rewards.append(record["rewards"][times, slot].copy())
+
+
+class _Told(Future[Any]):
+    """A done future that tells when its result is taken: an algorithm may submit the tasks of an iteration ahead."""
+
+    def __init__(self, done: Future[Any], tell: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._tell: Callable[[Any], None] | None = tell
+        error = done.exception()
+        if error is None:
+            self.set_result(done.result())
+        else:
+            self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> Any:
+        value = super().result(timeout)
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(value)
+        return value
+
+
+class Recorder(SerialEngine):
+    """The serial engine, keeping the episodes that end in lane tasks: as results are taken, then in order of end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[Episode] = []
+        self._running: dict[tuple[str, int], list[_Pieces]] = {}  # purpose and lane -> slots
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
+        """Run a task now, and look at what it gave when that is taken."""
+        future = super().submit(function, *args, key=key)
+        if function not in (lane.fragment, lane.episodes):
+            return future
+        call = inspect.signature(function).bind(*args).arguments
+        return _Told(future, lambda record: self._take(call, record))
+
+    def _take(self, call: dict[str, Any], record: Tree | None) -> None:
+        if record is None:  # the lane is not held here; the task will come again, with the ledger
+            return
+        place, head = call["place"], Policy.from_tree(call["policy"]).head
+        begun = [0] * place["width"]
+        slots = [_Pieces() for _ in begun]
+        if "fragment" in place:
+            where = place["purpose"], place["lane"]
+            if where not in self._running:
+                ledger = call["ledger"]  # the first task of a lane brings it along
+                self._running[where] = [_Pieces([ledger[str(slot)]["actions"]]) for slot in range(place["width"])]
+            slots = self._running[where]
+        for index, (time, slot) in enumerate(record["ends"].tolist()):
+            pieces, slots[slot] = slots[slot], _Pieces()
+            pieces.add(record, slot, slice(begun[slot], time + 1))
+            begun[slot] = time + 1
+            number = int(record["episodes"][index])
+            self.ended.append(
+                Episode(
+                    lane=place["lane"],
+                    slot=slot,
+                    number=number,
+                    seed=episode_seed(place, slot, number),
+                    actions=head.to_env(np.concatenate(pieces.actions)),
+                    observations=np.concatenate([*pieces.observations, record["finals"][index][None]]),
+                    rewards=np.concatenate(pieces.rewards),
+                    terminated=bool(record["terminated"][index]),
+                    total=float(record["returns"][index]),
+                )
+            )
+        for slot, pieces in enumerate(slots):
+            pieces.add(record, slot, slice(begun[slot], None))
+
+
+# Learning again --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Again:
+    """An iteration of a run that was learned again."""
+
+    env: EnvSpec
+    episodes: list[Episode]
+    """Those that ended in it, in lane order, then in order of end."""
+    difference: str
+    """Empty if every digest on the way was that of the run; else the first that was not, in words."""
+
+
+def problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
+    """What the metrics of a run say against replaying an episode of it, before anything is learned again."""
+    record = folder.config()
+    if record["algo"] in algos.SEARCHES:
+        return [
+            f"workers of {record['algo']} send back scores alone, so there is nothing to compare an episode with. "
+            f"To see its policy play, type: shoal evaluate {folder.name}"
+        ]
+    if vector := record["settings"].get("vector"):
+        return [f"episodes of --vector {vector} have no seed of their own, so none can be played alone"]
+    totals = {line["iteration"]: line.get("rollout/episodes") for line in folder.metrics()}
+    if iteration not in totals:
+        there = f"it has {min(totals)} to {max(totals)}" if totals else "it has none yet"
+        return [f"the run {folder.name} has no iteration {iteration}: {there}"]
+    before = {0: 0} | totals
+    counts = {
+        at: total - before[at - 1]
+        for at, total in totals.items()
+        if total is not None and before.get(at - 1) is not None
+    }
+    return _no_episode(iteration, number, counts[iteration], counts) if iteration in counts else []
+
+
+def _no_episode(iteration: int, number: int | None, count: int, counts: dict[int, int]) -> list[str]:
+    """Why there is no such episode, if there is none. `counts` says how many ended in each iteration."""
+    if count == 0:
+        others = sorted((at for at, found in counts.items() if found), key=lambda at: abs(at - iteration))[:2]
+        hint = f". The nearest iterations with one: {', '.join(map(str, sorted(others)))}" if others else ""
+        return [f"no episode ended in iteration {iteration}{hint}"]
+    if number is not None and not 0 <= number < count:
+        return [f"iteration {iteration} has no episode {number}: {count} ended in it, 0 to {count - 1}"]
+    return []
+
+
+def learn_again(folder: RunDir, iteration: int, number: int | None, announce: Callable[[str], None]) -> Again:
+    """Learn an iteration again, from the newest checkpoint before it, for one of its episodes or for all of them."""
+    lines = {line["iteration"]: line for line in folder.metrics()}
+    record, settings, config = run.recorded(folder, {})
+    first, state = _checkpoint(folder, iteration)
+    xla.start(settings.learner_threads or 1)
+    which = f"iterations {first + 1} to {iteration}" if first + 1 < iteration else f"iteration {iteration}"
+    announce(f"Learning {which} again, from {f'the checkpoint of {first}' if first else 'the start'}")
+    with Recorder() as engine:
+        for reached, step in _steps(record, settings, config, engine, first, state):
+            difference = _difference(lines.get(reached), step)
+            if difference:
+                return Again(settings.env_spec, [], f"iteration {reached} {difference}")
+            if reached == iteration:
+                if missing := _no_episode(iteration, number, len(engine.ended), {}):  # metrics may not count them
+                    raise UsageError(missing)
+                return Again(settings.env_spec, engine.ended, "")
+            engine.ended.clear()
+    raise AssertionError("algorithms learn for ever")
+
+
+def _checkpoint(folder: RunDir, iteration: int) -> tuple[int, Tree | None]:
+    try:
+        return folder.load(before=iteration) or (0, None)
+    except CheckpointFault as error:  # damaged, or removed by the process that trains it: the start is always there
+        log.warning("%s", error)
+        return 0, None
+
+
+def _steps(
+    record: dict[str, Any], settings: Settings, config: Any, engine: Recorder, first: int, state: Tree | None
+) -> Iterator[tuple[int, Step]]:
+    """Every iteration after `first`; where the run was resumed with a new goal, this is too."""
+    ends = run.schedule_ends(record, config)
+    train = algos.load(record["algo"]).train
+    end = ends[max(after for after in ends if after <= first)]
+    steps = train(config, settings.env_spec, engine, settings.seed, end, state)
+    for iteration, step in enumerate(steps, start=first + 1):
+        yield iteration, step
+        if iteration in ends:
+            yield from _steps(record, settings, config, engine, iteration, step.state())
+
+
+def _difference(line: dict[str, Any] | None, step: Step) -> str:
+    parts = trees.digests(step.learned)
+    digest = trees.digest(parts)
+    if line is None or line["digest"] == digest:  # a damaged line is missing; the next one covers it
+        return ""
+    differs = [part for part in sorted(parts | line["digests"]) if parts.get(part) != line["digests"].get(part)]
+    return f"has the digest {digest} now and {line['digest']} in the run; what differs: {', '.join(differs)}"
+
+
+# Playing one episode ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode that was played alone."""
+
+    actions: list[Any]
+    answers: list[Answer]
+    """What the environment gave: to the reset, then to each action."""
+    step: int
+    """The first step that differs from the lane's; -1 is the reset."""
+    difference: str
+    """What differs there, in words; empty if nothing does."""
+
+
+def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
+    """Play an episode alone, in a new environment, and compare it with what its lane recorded, bit for bit.
+
+    With `break_at` a debugger stops before that step, and where the environment raises.
+    """
+    fresh = make(env)
+    answers: list[Answer] = []
+    step, difference, total = -1, "", 0.0
+
+    def pause(at: int) -> None:
+        if at == break_at:
+            pdb.Pdb().set_trace(sys._getframe(1))  # stops in `alone`: at its next line, from Python 3.13 on at this one
+
+    try:
+        for answer in lane.alone(fresh, env, episode.seed, episode.actions, pause):
+            total += answer.reward
+            if not difference:
+                step, difference = len(answers) - 1, _unlike(episode, len(answers), answer, total)
+            answers.append(answer)
+    except BdbQuit:
+        raise
+    except Exception as error:
+        if break_at is not None:
+            pdb.post_mortem(error.__traceback__)
+        if difference:
+            difference += f"; at step {len(answers) - 1} it raised {type(error).__name__}: {error}"
+        else:
+            below = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            trace = "".join(traceback.format_exception(type(error), error, below))
+            step = len(answers) - 1
+            difference = f"it raised {type(error).__name__} alone and not in the lane\n\n{trace}"
+    finally:
+        fresh.close()
+    return Played(episode.actions, answers, step, difference)
+
+
+def _unlike(episode: Episode, count: int, answer: Answer, total: float) -> str:
+    """How an answer after `count` steps is unlike the lane's, or nothing."""
+    recorded = count - episode.unseen
+    ended, should_end = answer.terminated or answer.truncated, count == episode.length
+    if ended or should_end:
+        alone = _ending(ended, answer.terminated)
+        lane = _ending(should_end, episode.terminated)
+        if alone != lane:
+            return f"it {alone} alone and {lane} in the lane"
+    if recorded > 0:
+        reward = episode.rewards[recorded - 1]
+        if np.float32(answer.reward).tobytes() != reward.tobytes():
+            return f"the reward is {np.float32(answer.reward)} alone and {reward} in the lane"
+    if recorded >= 0 and answer.observation.tobytes() != episode.observations[recorded].tobytes():
+        return _unlike_observations(answer.observation, episode.observations[recorded])
+    if should_end and np.float64(total).tobytes() != np.float64(episode.total).tobytes():
+        return f"the return is {total} alone and {episode.total} in the lane"
+    return ""
+
+
+def _ending(ended: bool, terminated: bool) -> str:
+    return ("terminated" if terminated else "was truncated") if ended else "went on"
+
+
+def _unlike_observations(alone: np.ndarray, lane: np.ndarray) -> str:
+    bits = f"u{alone.dtype.itemsize}"  # -0.0 is not 0.0, and NaN is itself
+    places = np.argwhere(alone.view(bits) != lane.view(bits))
+    at = tuple(places[0].tolist())
+    name = f"observation{list(at) if at else ''}"
+    return f"{name} is {alone[at]} alone and {lane[at]} in the lane ({len(places)} of {alone.size} numbers differ)"
+
+
+def check_command(env: EnvSpec) -> str:
+    """What to type to find out why an environment gives something else alone."""
+    return shlex.join(
+        [
+            *("shoal", "check-env", env.id),
+            *(["--env-kwargs", json.dumps(env.kwargs)] if env.kwargs else []),
+            *(["--max-episode-steps", str(env.max_episode_steps)] if env.max_episode_steps else []),
+        ]
+    )
+
+
+# The episode as a table ------------------------------------------------------------------------------------------
+
+
+def save_problems(path: Path) -> list[str]:
+    """Why a table cannot be written there. An existing file is never replaced."""
+    problems = []
+    if path.suffix != ".csv":
+        problems.append(f"an episode is saved as a .csv file, not as {path}")
+    if path.exists():
+        problems.append(f"{path} is there already. Remove it, or choose another name")
+    elif not path.parent.is_dir():
+        problems.append(f"{path} cannot be written: there is no folder {path.parent}")
+    return problems
+
+
+def save(played: Played, path: Path) -> None:
+    """Write one row per step: what was acted on, the action, and what came of it."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    observation, action = played.answers[0].observation, np.asarray(played.actions[0])
+    names = ["step", *_columns("observation", observation), *_columns("action", action)]
+    table.writerow([*names, "reward", "terminated", "truncated"])
+    rows = zip(played.answers, played.actions, played.answers[1:], strict=False)
+    for step, (before, action, after) in enumerate(rows):
+        numbers = [*before.observation.ravel(), *np.ravel(action)]
+        table.writerow([step, *numbers, after.reward, after.terminated, after.truncated])
+    try:
+        disk.write_file(path, text.getvalue().encode())
+    except OSError as error:
+        raise DiskFault(f"{path} could not be written: {error.strerror}") from None
+
+
+def _columns(name: str, values: np.ndarray) -> list[str]:
+    return ["_".join([name, *map(str, index)]) for index in np.ndindex(values.shape)]

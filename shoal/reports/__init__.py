@@ -1,0 +1,1 @@
+"""From metrics to tables and pictures."""

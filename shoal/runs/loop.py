@@ -1,0 +1,154 @@
+"""The loop of a run: takes an algorithm's steps, tracks and saves them, and stops."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.base import signals, trees
+from shoal.runs.usage import Usage
+from shoal.algos import Step
+from shoal.engines.base import Engine
+from shoal.errors import DiskFault
+from shoal.runs.folder import RunDir, resume_command
+from shoal.runs.settings import Settings
+from shoal.runs.track import Tracker
+
+log = logging.getLogger("shoal.run")
+
+_FAILED_SAVES = 3  # in a row, before a run that cannot save gives up
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    run: RunDir
+    iteration: int
+    metrics: dict[str, Any]
+    seconds: float
+    advice: str
+    """What limited the run, and whether more workers would help."""
+
+
+class Loop:
+    """One sitting of a run: from here to the goal, an error or a signal."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        settings: Settings,
+        engine: Engine,
+        trackers: Sequence[Tracker],
+        usage: Usage,
+    ) -> None:
+        self.run, self.settings, self.engine = run, settings, engine
+        self.trackers, self.usage = trackers, usage
+        self.begun = self.saved_at = self.marked_at = time.monotonic()
+        lines = run.metrics()
+        self.steps_before = lines[-1]["time/total_timesteps"] if lines else 0
+        self.seconds_before = lines[-1]["time/time_elapsed"] if lines else 0.0
+        self.busy_before = engine.telemetry().busy_seconds
+        self.last: tuple[int, Step, dict[str, Any]] | None = None
+        self.saved_iteration = 0
+        self.failed_saves = 0
+
+    def drive(self, steps: Iterator[Step], iteration: int) -> Result:
+        """Take steps until the goal is reached. Whatever ends the loop, the last whole iteration is saved."""
+        self.saved_iteration = iteration
+        try:
+            for step in steps:
+                with signals.held():
+                    iteration += 1
+                    metrics = self._complete(iteration, step)
+                    self.last = (iteration, step, metrics)
+                    for tracker in self.trackers:
+                        self._write(tracker, iteration, metrics)
+                    done = self.settings.goal.reached(iteration, metrics) >= 1
+                    if done or self._due(iteration):
+                        self._save(last_chance=done)
+                if done:
+                    seconds = time.monotonic() - self.begun
+                    return Result(self.run, iteration, metrics, seconds, self.usage.advice())
+        except DiskFault:
+            raise
+        except BaseException as error:
+            with signals.held():
+                self._save(last_chance=True)
+            if self.saved_iteration:
+                error.add_note(f"saved iteration {self.saved_iteration}; {self._go_on()}")
+            raise
+        raise AssertionError("an algorithm's steps never end by themselves")
+
+    def _complete(self, iteration: int, step: Step) -> dict[str, Any]:
+        """The metrics of a step with speed, idle share and digests."""
+        now, telemetry = time.monotonic(), self.engine.telemetry()
+        steps = step.metrics["time/total_timesteps"] - self.steps_before
+        wall = max(now - self.marked_at, 1e-9)
+        busy = telemetry.busy_seconds - self.busy_before
+        idle = 1.0 - busy / (wall * self.engine.workers)
+        self.marked_at, self.busy_before = now, telemetry.busy_seconds
+        self.usage.workers = self.engine.workers  # there may be others now
+        if self.last is not None:  # the first iteration starts workers and compiles
+            sampling, learning = step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"]
+            self.usage.add(sampling, learning, busy, step.metrics.get("time/overlap_seconds", 0.0))
+        parts = trees.digests(step.learned)
+        return step.metrics | {
+            "time/fps": steps / max(now - self.begun, 1e-9),
+            "time/time_elapsed": self.seconds_before + now - self.begun,
+            "time/idle_share": min(max(idle, 0.0), 1.0),
+            "time/lost_workers": telemetry.lost_workers,
+            "time/limited_by": self.usage.limit(),
+            "time/workers": self.usage.workers,
+            "time/workers_suited": self.usage.suited(),
+            "digest": trees.digest(parts),
+            "digests": parts,
+        }
+
+    def _write(self, tracker: Tracker, iteration: int, metrics: dict[str, Any]) -> None:
+        try:
+            tracker.write(iteration, metrics)
+        except OSError as error:
+            raise DiskFault(self._cannot("metrics", iteration, error)) from None
+
+    def _due(self, iteration: int) -> bool:
+        if self.failed_saves:
+            return True
+        waited = time.monotonic() - self.saved_at
+        return (
+            iteration - self.saved_iteration >= self.settings.checkpoint_every
+            or waited >= self.settings.checkpoint_seconds
+        )
+
+    def _save(self, last_chance: bool = False) -> None:
+        """Save the last whole iteration. A full disk is reported and tried again; the old checkpoint stays."""
+        if self.last is None or self.last[0] == self.saved_iteration:
+            return
+        iteration, step, _ = self.last
+        try:
+            self.run.save(iteration, step.state(), step.policy, self.settings.keep_checkpoints)
+        except OSError as error:
+            self.failed_saves += 1
+            message = self._cannot("checkpoint", iteration, error)
+            if last_chance or self.failed_saves >= _FAILED_SAVES:
+                raise DiskFault(message) from None
+            log.warning("%s", message)
+        else:
+            self.saved_iteration, self.saved_at, self.failed_saves = iteration, time.monotonic(), 0
+
+    def _cannot(self, what: str, iteration: int, error: OSError) -> str:
+        good = (
+            f"the last good checkpoint is iteration {self.saved_iteration}"
+            if self.saved_iteration
+            else "there is no checkpoint yet"
+        )
+        return (
+            f"the {what} of iteration {iteration} could not be written to {self.run.path}: {error.strerror}; {good}. "
+            f"Make room, then {self._go_on()}"
+        )
+
+    def _go_on(self) -> str:
+        return f"go on with: {resume_command(self.run)}"

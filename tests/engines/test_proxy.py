@@ -1,0 +1,88 @@
+"""An engine that is lent, here to a borrower in the same process: it passes what every engine passes."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal.engines.base import Engine
+from shoal.engines.proxy import LentEngine, lend
+from shoal.errors import EngineClosed
+from tests.engines.contract import Contract
+from tests.support import tasks
+
+
+def borrow(engine: Engine, name: str = "me") -> LentEngine:
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=lend, args=(engine, ours, name), daemon=True).start()
+    return LentEngine(theirs, engine.workers)
+
+
+class Borrowed(LentEngine):
+    """Takes its owner along when it is closed."""
+
+    owner: Engine
+
+    def close(self) -> None:
+        super().close()
+        self.owner.close()
+
+
+class TestLent(Contract):
+    def make(self, **options: Any) -> shoal.Engine:
+        owner = shoal.engine("processes", workers=2)
+        engine = borrow(owner)
+        engine.__class__ = Borrowed
+        engine.owner = owner  # type: ignore[attr-defined]
+        return engine
+
+
+@pytest.fixture
+def owner() -> Iterator[Engine]:
+    with shoal.engine("processes", workers=2) as engine:
+        yield engine
+
+
+def test_borrowers_share_workers_and_nothing_else(owner: Engine) -> None:
+    with borrow(owner, "one") as one, borrow(owner, "two") as two:
+        values = [engine.share(number) for engine, number in ((one, 10), (two, 20))]
+        assert one.map(tasks.add, range(3), values[0]) == [10, 11, 12]
+        assert two.map(tasks.add, range(3), values[1]) == [20, 21, 22]
+        pids = [set(engine.map(tasks.pid, range(20))) for engine in (one, two, owner)]
+        assert set.union(*pids) <= set(owner.pids)  # type: ignore[attr-defined]
+    assert owner.map(tasks.add, [1], 1) == [2], "the workers stay"
+
+
+def test_an_owner_that_ends_is_said(owner: Engine) -> None:
+    with borrow(owner) as engine:
+        hanging = engine.submit(tasks.nap, 60.0)
+        owner.close()
+        with pytest.raises(EngineClosed):
+            hanging.result(30)
+
+
+def test_a_borrower_that_ends_leaves_no_tasks_behind(owner: Engine) -> None:
+    engine = borrow(owner)
+    for _ in range(50):
+        engine.submit(tasks.nap, 0.2)
+    engine.close()
+    with contextlib.closing(owner):
+        assert owner.submit(tasks.add, 1, 1).result(5) == 2, "it does not wait for what the borrower asked for"
+
+
+def test_telemetry_is_of_all_borrowers(owner: Engine) -> None:
+    with borrow(owner) as one, borrow(owner) as two:
+        one.map(tasks.add, range(5), 1)
+        two.map(tasks.add, range(5), 1)
+        assert two.telemetry().tasks == owner.telemetry().tasks == 10
+
+
+def test_shared_values_are_let_go(owner: Engine) -> None:
+    with borrow(owner) as engine:
+        for number in range(20):
+            assert engine.submit(tasks.add, engine.share(number), 1).result(30) == number + 1
+        assert len(owner._shared) < 5, "those that nobody refers to"  # type: ignore[attr-defined]
