@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from bench.results import Result, Results
 from bench.watch import shoal_environment
 from shoal import algos
 from shoal.base import validation
+from shoal.base.host import shoal_command
 from shoal.errors import DiskFault
 from shoal.reports import curves
 from shoal.reports.tables import interquartile_mean, table
@@ -166,7 +166,7 @@ def train(algo: str, env: str, seed: int, settings: dict[str, Any], episodes: in
 
 
 def _shoal(*words: str) -> str:
-    command = [sys.executable, "-m", "shoal", *words]
+    command = shoal_command(*words)
     return subprocess.run(command, check=True, capture_output=True, text=True, env=shoal_environment()).stdout
 
 

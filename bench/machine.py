@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from shoal import __version__
-from shoal.engines.processes import available_cores
+from shoal.base.host import available_cores
 
 
 def cpu() -> str:

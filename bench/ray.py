@@ -13,7 +13,7 @@ from bench.options import Say
 from bench.report import Report, counted, seconds, times
 from bench.rounds import Round, SideFailed
 from bench.watch import Program, rate, shoal_program
-from shoal.engines.processes import available_cores
+from shoal.base.host import available_cores
 from shoal.reports.tables import table
 
 FOREVER = 10**9

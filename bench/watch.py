@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import shoal
 from bench.rounds import SideFailed
+from shoal.base.host import python_path, shoal_command
 
 WARM = 2
 """Iterations that are not measured: the first ones start workers and compile."""
@@ -137,15 +136,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def shoal_environment() -> dict[str, str]:
-    """Environment variables with which `python -m shoal` finds this very Shoal, wherever it is started."""
-    paths = [str(Path(shoal.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    """Environment variables with which a child process imports this very Shoal."""
+    return {**os.environ, "PYTHONPATH": python_path()}
 
 
 def shoal_program(algo: str, env: str, words: Sequence[str]) -> Program:
     """Shoal by its ordinary command line."""
     return Program(
-        [sys.executable, "-m", "shoal", "train", algo, env, *words, "--runs=runs", "--name=bench"],
+        shoal_command("train", algo, env, *words, "--runs=runs", "--name=bench"),
         shoal_environment(),
         file="runs/bench/metrics.jsonl",
         steps="time/total_timesteps",

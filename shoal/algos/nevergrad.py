@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from shoal.algos import Step
 from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_start, score
 from shoal.base import seeding, validation
+from shoal.base.blas import one_thread
 from shoal.base.memory import available_memory, in_words
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
@@ -236,7 +236,7 @@ def _fixed_chance(number: int) -> Iterator[None]:
     np.random.seed(number)
     random.seed(number)
     try:
-        with threadpool_limits(1), warnings.catch_warnings():
+        with one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

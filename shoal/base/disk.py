@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 TEMPORARY = ".tmp-"
 """Names that start so are leftovers of a crash, once nobody holds the run."""
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace a file."""
+    """Replace a file, atomically and durably."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name, and rename it to `path` once the block has written all of it."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
-        _write(temporary, content)
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

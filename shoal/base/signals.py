@@ -15,31 +15,45 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
 
 from shoal.errors import Stopped
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+"""Signals that ask a process to save and stop."""
+
+Handler = Callable[[int, FrameType | None], object]
 _depth = 0  # of `held` blocks that the main thread is in
 _received: int | None = None
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Turn signals into `Stopped` for the length of a block. Does nothing outside of the main thread."""
+    """Turn signals into `Stopped` for the length of a block. Does nothing outside the main thread."""
     global _received  # noqa: PLW0603 - signals belong to the process
     _received = None
-    previous: dict[int, Any] = {}
+    try:
+        with handled_by(_handle):
+            yield
+    finally:
+        _received = None
+
+
+@contextlib.contextmanager
+def handled_by(handler: Handler, numbers: Sequence[int] = STOP) -> Iterator[None]:
+    """Handle signals for the length of a block, then restore the previous handlers.
+
+    Does nothing outside the main thread, where Python allows no handlers.
+    """
+    previous: dict[int, Handler | int | None] = {}
     if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, _handle) for number in _SIGNALS}
+        previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        _received = None
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

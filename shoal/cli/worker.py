@@ -52,7 +52,7 @@ class WorkerArgs(ServerArgs):
 def worker(words: list[str]) -> int:
     """Work."""
     wanted = parse(WorkerArgs, words, "worker")
-    from shoal.engines.processes import available_cores
+    from shoal.base.host import available_cores
     from shoal.engines.redis.supervisor import Supervisor
 
     problems = validation.problems(wanted, at_least_one=("workers",), above_zero=("timeout",))

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from shoal.base.host import available_cores
 from shoal.base.trees import Tree
 from shoal.engines import make as make_engine
-from shoal.engines.processes import available_cores
 from shoal.envs.make import EnvSpec, describe, make, time_limit
 from shoal.errors import TaskFailed
 

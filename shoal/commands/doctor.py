@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal import __version__, engines
+from shoal.base.host import available_cores
 from shoal.engines import ENGINES
 from shoal.engines.fingerprint import canary, fingerprint
-from shoal.engines.processes import available_cores
 from shoal.errors import ShoalError
 from shoal.spmd.launching import mpirun
 from shoal.testing.redis_rig import Rig

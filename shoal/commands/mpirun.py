@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from shoal.base import signals
+from shoal.base.host import WORKER_ENVIRONMENT, available_cores, shoal_command
 from shoal.base.lifetime import die_with_parent
 from shoal.engines.mpi import LOST
-from shoal.engines.processes import available_cores
-from shoal.engines.worker import ENVIRONMENT
 from shoal.runs.folder import RunDir
 from shoal.spmd.launching import mpirun
 
@@ -27,7 +27,7 @@ log = logging.getLogger("shoal.mpirun")
 def launch(run: RunDir, workers: int | None, restarts: int, goal: Sequence[str] = ()) -> int:
     """Train a run to its end under mpirun; the exit code is that of its head."""
     command = mpirun(1 + (workers or available_cores()))
-    command += [sys.executable, "-P", "-m", "shoal", "resume", str(run.path.resolve()), "--engine", "mpi", *goal]
+    command += shoal_command("resume", str(run.path.resolve()), "--engine", "mpi", *goal)
     for left in range(restarts, -1, -1):
         code, stopped_by = _run(command)
         if stopped_by:
@@ -48,7 +48,9 @@ def _run(command: list[str]) -> tuple[int, int]:
     stopped_by = 0
     with subprocess.Popen(
         command,
-        env=os.environ | ENVIRONMENT | ({} if sys.stdout.isatty() else {"TERM": "dumb"}),  # ranks write to a terminal
+        env=os.environ
+        | WORKER_ENVIRONMENT
+        | ({} if sys.stdout.isatty() else {"TERM": "dumb"}),  # ranks write to a terminal
         start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on in its own way
         preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no other thread runs yet
     ) as job:
@@ -60,10 +62,6 @@ def _run(command: list[str]) -> tuple[int, int]:
             # the head takes the time that it needs to save.
             job.send_signal(signal.SIGUSR2)
 
-        previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with signals.handled_by(pass_on, (signal.SIGINT, signal.SIGTERM)):
             code = job.wait()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
     return (128 - code if code < 0 else code), stopped_by

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,8 +18,8 @@ from rich.console import Console
 
 from shoal import engines
 from shoal.base import signals
+from shoal.base.host import available_cores, shoal_command
 from shoal.engines.base import Engine
-from shoal.engines.processes import available_cores
 from shoal.errors import UsageError
 from shoal.runs import run
 from shoal.runs.folder import RunDir
@@ -228,7 +227,7 @@ def _training(algo: str, settings: Settings, config: Any) -> contextlib.Abstract
 @contextlib.contextmanager
 def _shoal(words: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A process that has ended when the block has."""
-    command = [sys.executable, "-m", "shoal", *words]
+    command = shoal_command(*words)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import shoal
+from shoal.base.blas import one_thread
 
 # The packages that compute what a task returns. Those that are not installed are left out.
 _PACKAGES = ("numpy", "gymnasium", "box2d", "mujoco", "ale-py", "envpool", "open-spiel")
@@ -32,7 +32,7 @@ def fingerprint() -> dict[str, str]:
 
 def canary() -> str:
     """A digest of a few results that differ between CPU families and BLAS builds."""
-    with threadpool_limits(1):  # what counts is where tasks run, and there it is one
+    with one_thread():  # what counts is where tasks run, and there it is one
         return _canary()
 
 

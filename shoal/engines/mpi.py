@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.base import signals
+from shoal.base.backoff import Backoff
 from shoal.engines.remote import Broken, Event, Heard, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import PREFIX, Kind, Message
@@ -55,7 +57,7 @@ class MPIEngine(RemoteEngine):
             raise UsageError("this MPI job's ranks already work for an engine. Close it before you make another one")
         ranks.in_use = True
         scheduler = Scheduler(task_timeout=task_timeout, lease=float("inf"))
-        transport = _Transport(ranks, next(self._tags))
+        transport = MPITransport(ranks, next(self._tags))
         super().__init__(transport, workers=ranks.size - 1, scheduler=scheduler, allow_mixed=allow_mixed)
 
 
@@ -102,10 +104,9 @@ class Ranks:
 
     def wait(self, tag: int) -> Message:
         """The next message with a tag."""
-        pause = _SHORTEST
+        pauses = _polling_pauses()
         while (found := self.look(tag)) is None:
-            time.sleep(pause)
-            pause = min(pause * 1.2, _LONGEST)
+            time.sleep(pauses.next())
         return found[1]
 
     def send(self, rank: int, tag: int, message: Message) -> None:
@@ -116,7 +117,7 @@ class Ranks:
 
     def serve(self) -> None:
         """On a rank that is not the head: serve its engines, one after the other, until it ends."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # for the head, which saves and lets ranks go
+        for number in signals.STOP:  # for the head, which saves and lets ranks go
             signal.signal(number, signal.SIG_IGN)
         while True:
             order = self.wait(_CONTROL)
@@ -148,7 +149,11 @@ class Ranks:
             self.comm.Abort(0)
 
 
-class _Transport:
+def _polling_pauses() -> Backoff:
+    return Backoff(_SHORTEST, _LONGEST, factor=1.2)
+
+
+class MPITransport:
     """Worker w is rank w + 1. Only the pump thread calls MPI; others leave messages in a queue."""
 
     def __init__(self, ranks: Ranks, tag: int) -> None:
@@ -162,7 +167,7 @@ class _Transport:
 
     def poll(self, timeout: float) -> Sequence[Event]:
         events: list[Event] = []
-        begun, pause = time.monotonic(), _SHORTEST
+        begun, pauses = time.monotonic(), _polling_pauses()
         while True:
             self._event.clear()
             self._write()
@@ -173,9 +178,8 @@ class _Transport:
             now = time.monotonic()
             if events or now - begun >= timeout:
                 break
-            if self._event.wait(pause) and not self._out:  # woken, but not to send
+            if self._event.wait(pauses.next()) and not self._out:  # woken, but not to send
                 break
-            pause = min(pause * 1.2, _LONGEST)
         if now >= self._heard_at:  # a rank that dies takes the job along, so all that are here are alive
             self._heard_at = now + 1.0
             events += [Heard(worker) for worker in self._joined]

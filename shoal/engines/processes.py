@@ -21,20 +21,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.base.backoff import Backoff
+from shoal.base.host import WORKER_ENVIRONMENT, available_cores, python_path
 from shoal.engines import wire
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import PREFIX, Message
-from shoal.engines.worker import ENVIRONMENT
 from shoal.errors import EngineError, WorkerRefused
 
 _LOOK_EVERY = 1.0  # seconds between looks at the process table
 _FAILED_STARTS = 3  # in a row, before the engine gives up
-
-
-def available_cores() -> int:
-    """The cores this process may use (an allocation or `taskset` may give it fewer than there are)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ProcessesEngine(RemoteEngine):
@@ -50,7 +46,7 @@ class ProcessesEngine(RemoteEngine):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         count = available_cores() if workers is None else workers
-        transport = Processes(count, environment or {})
+        transport = ProcessTransport(count, environment or {})
         scheduler = Scheduler(task_timeout=task_timeout, lease=lease)
         super().__init__(transport, workers=count, scheduler=scheduler, allow_mixed=allow_mixed)
 
@@ -73,12 +69,12 @@ class _Process:
     filled: int = 0
 
 
-class Processes:
+class ProcessTransport:
     """The transport: `count` processes. One lock guards the outgoing queues; all else belongs to the pump thread."""
 
     def __init__(self, count: int, environment: Mapping[str, str]) -> None:
         self._missing = count
-        self._environment = {**os.environ, **ENVIRONMENT, **environment}
+        self._environment = {**os.environ, **WORKER_ENVIRONMENT, **environment}
         self._processes: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_out, self._wake_in = os.pipe()
@@ -88,6 +84,7 @@ class Processes:
         self._lock = threading.Lock()
         self._next_number = 0
         self._failed_starts = 0
+        self._pauses = Backoff(0.4, 6.4, factor=4)
         self._start_at = 0.0
         self._look_at = 0.0
 
@@ -199,6 +196,7 @@ class Processes:
                 process.frame = None
                 process.joined = True
                 self._failed_starts = 0
+                self._pauses.reset()
 
     def _gone(self, process: _Process, events: list[Event]) -> None:
         """A worker ended by itself: clean up, say how, and make room for another."""
@@ -208,7 +206,7 @@ class Processes:
         self._missing += 1
         if not process.joined:
             self._failed_starts += 1
-            self._start_at = time.monotonic() + 0.1 * 4**self._failed_starts
+            self._start_at = time.monotonic() + self._pauses.next()
             if self._failed_starts >= _FAILED_STARTS:
                 events.append(Broken(_cannot_start(reason)))
         events.append(Left(process.number, reason))
@@ -290,12 +288,6 @@ class Processes:
         self._selector.close()
         os.close(self._wake_out)
         os.close(self._wake_in)
-
-
-def python_path() -> str:
-    """Where a process that is started from here finds Shoal before it is told this one's whole path."""
-    package = Path(__file__).parents[2]
-    return os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def process_state(pid: int) -> str:

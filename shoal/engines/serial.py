@@ -10,8 +10,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
 
-from threadpoolctl import threadpool_limits
-
+from shoal.base.blas import one_thread
 from shoal.engines import wire
 from shoal.engines.base import Engine
 from shoal.engines.functions import name_of
@@ -30,7 +29,7 @@ class SerialEngine(Engine):
         self._numbers = itertools.count()
         self._telemetry = Telemetry()
         self._closed = False
-        self._one_thread = threadpool_limits(1)  # as in every worker: more BLAS threads change bits
+        self._one_thread = one_thread()  # as in every worker: more BLAS threads change bits
 
     def share(self, value: Any) -> Shared:
         """Keep a value for the tasks that refer to it."""

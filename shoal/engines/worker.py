@@ -18,16 +18,6 @@ from shoal.engines.fingerprint import fingerprint
 from shoal.engines.functions import Functions, trust
 from shoal.engines.wire import PREFIX, Kind, Message
 
-ENVIRONMENT = {
-    # More BLAS threads than one change bits, and workers that share cores only get in each other's way.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "VECLIB_MAXIMUM_THREADS": "1",
-    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
-}
-"""Variables that must be set before a worker loads NumPy."""
-
 
 class Server:
     """Runs tasks and keeps shared values. `handle` takes one message and returns the reply, if there is one."""

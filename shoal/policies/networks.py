@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+
+from shoal.base.blas import one_thread
 
 ACTIVATIONS = ("tanh", "relu", "sigmoid", "softsign", "identity")
 
@@ -217,7 +218,7 @@ class Dueling:
 
 def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
-    with threadpool_limits(1):  # the decomposition must not depend on the head's cores
+    with one_thread():  # the decomposition must not depend on the head's cores
         q, r = np.linalg.qr(tall)
     q *= np.sign(np.diagonal(r))
     return q if rows >= columns else q.T

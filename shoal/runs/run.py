@@ -23,7 +23,8 @@ from shoal.learning import xla
 from shoal.runs.usage import Usage
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import fingerprint
-from shoal.engines.processes import ProcessesEngine, available_cores
+from shoal.base.host import available_cores
+from shoal.engines.processes import ProcessesEngine
 from shoal.engines.serial import SerialEngine
 from shoal.errors import DiskFault, UsageError
 from shoal.runs.loop import Loop, Result

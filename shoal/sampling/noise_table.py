@@ -139,18 +139,9 @@ def _open(path: Path, seed: int, size: int) -> int | None:
 
 
 def _make(path: Path, seed: int, size: int) -> None:
-    """Write a table under a temporary name, then rename it."""
-    temporary = path.with_name(f"{disk.TEMPORARY}{path.name}")
-    try:
-        with temporary.open("wb") as file:
-            for number in range(-(-size // BLOCK)):
-                file.write(_block(seed, number, size).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with disk.replacing(path) as file:
+        for number in range(-(-size // BLOCK)):
+            file.write(_block(seed, number, size).tobytes())
 
 
 def _remove_unused(folder: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from shoal.base.host import BLAS_THREADS, available_cores
 from shoal.errors import MissingExtra, UsageError
 
 # Launcher, its variable for the rank, its variable for the number of ranks. Those that tell the number come first.
@@ -27,7 +28,7 @@ _LAUNCHERS = (
 )
 
 # NPROC is the one that XLA (JAX) obeys.
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NPROC")
+_THREADS = (*BLAS_THREADS, "NPROC")
 
 INSTALL = "pip install 'shoal[mpi]'"
 
@@ -112,12 +113,8 @@ def _command(mpirun: str, n: int) -> list[str]:
 
 
 def _variables(n: int) -> dict[str, str]:
-    share = str(max(1, _cores() // n))
+    share = str(max(1, available_cores() // n))
     return dict.fromkeys(_THREADS, share) | dict(os.environ)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _replace_process(command: list[str], variables: dict[str, str]) -> NoReturn:

@@ -6,19 +6,18 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from shoal.base.host import WORKER_ENVIRONMENT, python_path, shoal_command
 from shoal.engines.redis.address import find
 from shoal.engines.redis.envelope import Refusals
 from shoal.engines.redis.fleet import Fleet, Machine
 from shoal.engines.redis.local import Local, flush
 from shoal.engines.redis.supervisor import PARENT
-from shoal.engines.worker import ENVIRONMENT
 from shoal.errors import EngineError
 
 if TYPE_CHECKING:
@@ -49,13 +48,11 @@ class Rig:
         words = ["worker", "--redis", address or self.address, "--workers", str(workers)]
         words += [word for module in self._allow for word in ("--allow", module)]
         words += ["--timeout", str(self._timeout)]
-        package = str(Path(__file__).parents[2])
-        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         machine = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shoal", *words],
-            env=os.environ | ENVIRONMENT | {"PYTHONPATH": path, PARENT: str(os.getpid())} | variables,
+            shoal_command(*words),
+            env=os.environ | WORKER_ENVIRONMENT | {"PYTHONPATH": python_path(), PARENT: str(os.getpid())} | variables,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if "SHOAL_RIG_LOUD" not in os.environ else None,
+            stdout=subprocess.DEVNULL,
         )
         self.machines.append(machine)
         return machine

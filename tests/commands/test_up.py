@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.base import reaper
+from shoal.base import lifetime
 from shoal.commands.up.allocation import Allocation, duration, time_left
 from shoal.errors import UsageError
 from shoal.runs.folder import RunDir
@@ -68,7 +68,7 @@ def left_behind(before: set[int]) -> list[str]:
             if process.pid in before or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             words, variables = " ".join(process.cmdline()), process.environ()
-            kept = reaper.MARK in variables or "raylet" in words or "gcs_server" in words
+            kept = lifetime.MARK in variables or "raylet" in words or "gcs_server" in words
             if (kept and OURS.items() <= variables.items()) or ("ray::" in words and process.ppid() == 1):
                 found.append(words)
         except psutil.Error:

@@ -18,11 +18,10 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from shoal.base.host import WORKER_ENVIRONMENT, python_path
 from shoal.commands.compare.plan import Job
 from shoal.engines.base import Engine
-from shoal.engines.processes import python_path
 from shoal.engines.proxy import lend
-from shoal.engines.worker import ENVIRONMENT
 from shoal.errors import Stopped
 
 
@@ -128,7 +127,7 @@ def _start(job: Job, theirs: socket.socket, workers: int) -> subprocess.Popen[st
     return subprocess.Popen(
         [*command, json.dumps(description)],
         pass_fds=[theirs.fileno()],
-        env=environment | ENVIRONMENT | {"PYTHONPATH": python_path()},
+        env=environment | WORKER_ENVIRONMENT | {"PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shoal.base.reaper import Keeper
+from shoal.base.lifetime import Reaper
 from shoal.commands.up import link
 from shoal.commands.up.allocation import Allocation
 from shoal.commands.up.node import Node
@@ -24,7 +24,7 @@ def follow(allocation: Allocation, folder: Path, deadline: float) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     line = link.find(folder, allocation.rank, allocation.cores, allocation.limit, time.monotonic() + deadline)
-    with contextlib.closing(Keeper()) as keeper, contextlib.closing(line.socket):
+    with contextlib.closing(Reaper()) as reaper, contextlib.closing(line.socket):
         logs = folder / "logs" / link.name(link.machine())
         node: Node | None = None
         state = ""
@@ -37,11 +37,11 @@ def follow(allocation: Allocation, folder: Path, deadline: float) -> int:
                     raise EngineError(f"rank {allocation.rank}: rank 0 is gone, so this rank ends too")
             for message in messages or []:
                 if message.get("do") == "node":
-                    node = _start(keeper, message, logs)
+                    node = _start(reaper, message, logs)
                 elif message.get("do") == "end":
                     if node is not None:
                         node.keep_logs()
-                    keeper.close()
+                    reaper.close()
                     line.send({"state": "stopped"})
                     return 0
             if node is None or state == "failed":
@@ -52,9 +52,9 @@ def follow(allocation: Allocation, folder: Path, deadline: float) -> int:
                 line.send({"state": state, "said": node.ended})
 
 
-def _start(keeper: Keeper, message: dict[str, Any], logs: Path) -> Node:
+def _start(reaper: Reaper, message: dict[str, Any], logs: Path) -> Node:
     return Node(
-        keeper,
+        reaper,
         ip=message["ip"],
         cores=message["cores"],
         limit=message["limit"],

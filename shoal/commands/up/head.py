@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from shoal.base.reaper import Keeper
+from shoal.base.lifetime import Reaper
 from shoal.commands.up import link
 from shoal.commands.up.allocation import Allocation
 from shoal.commands.up.node import HERE, Node
@@ -49,7 +49,7 @@ def lead(allocation: Allocation, orders: Orders) -> int:
     with contextlib.ExitStack() as stack:
         head = _Head(allocation, orders, stack.enter_context(_signals()))
         stack.callback(head.ranks.close)
-        stack.callback(head.keeper.close)
+        stack.callback(head.reaper.close)
         try:
             code = head.drive(head.bring_up())
         finally:
@@ -89,7 +89,7 @@ class _Head:
         self.allocation, self.orders, self.signals = allocation, orders, signals
         self.begun = time.monotonic()
         self.ranks = link.Ranks(orders.folder, allocation.size)
-        self.keeper = Keeper()
+        self.reaper = Reaper()
 
     def say(self, text: str) -> None:
         """One line, with the time since the start."""
@@ -112,7 +112,7 @@ class _Head:
         self.say(f"{size} rank(s) on {1 + len(leaders)} machine(s); starting Ray's head on {ip}")
         _check_port(ip, self.orders.port)
         node = Node(
-            self.keeper,
+            self.reaper,
             ip=ip,
             cores=self._cores(here, job.cores),
             limit=job.limit,
@@ -233,7 +233,7 @@ class _Head:
         while left := [one for one in self.ranks.members.values() if one.state not in ("stopped", "gone")]:
             if time.monotonic() > deadline:
                 names = ", ".join(f"{one.rank} ({link.name(one.machine)})" for one in left)
-                self.say(f"no word from rank {names}; its keeper ends what is left there")
+                self.say(f"no word from rank {names}; its reaper ends what is left there")
                 return
             self.ranks.poll(_LOOK)
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.base.reaper import Keeper
+from shoal.base.lifetime import Reaper
 from shoal.engines.ray.session import FOLDERS, LOOPBACK, RAY_ENVIRONMENT
 from shoal.spmd.launching import without_rank
 
@@ -24,7 +24,7 @@ class Node:
 
     def __init__(
         self,
-        keeper: Keeper,
+        reaper: Reaper,
         *,
         ip: str,
         cores: Sequence[int],
@@ -38,9 +38,9 @@ class Node:
         ours = folder is None or not Path(folder).exists()  # else the head is on this machine too, and sees to it
         self.folder = folder or tempfile.mkdtemp(prefix="shoal-up-", dir=FOLDERS)
         if ours:
-            keeper.remove(self.folder)
+            reaper.remove(self.folder)
         own = tempfile.mkdtemp(prefix="shoal-up-")
-        keeper.remove(own)
+        reaper.remove(own)
         token_file = Path(own) / "token"
         token_file.touch(0o600)
         token_file.write_text(token)
@@ -49,7 +49,7 @@ class Node:
         if hasattr(os, "sched_setaffinity"):  # what is started inherits it; the launcher may have bound this rank
             os.sched_setaffinity(0, cores)
         self.cpus = min(limit or len(cores), len(cores))
-        self.variables = keeper.variables | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+        self.variables = reaper.variables | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
         """With which processes of this machine may use Ray, and end with this rank."""
         if ip == HERE:
             self.variables |= LOOPBACK

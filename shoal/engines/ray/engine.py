@@ -22,15 +22,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from shoal.base.host import WORKER_ENVIRONMENT, available_cores
 from shoal.engines import wire
 from shoal.engines.functions import main_script, refuse_while_loading
-from shoal.engines.processes import available_cores
 from shoal.engines.ray.actors import Watcher, Worker, end_stopped, living, machine
 from shoal.engines.ray.session import Session, brief, take_signals_back
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import Kind, Message
-from shoal.engines.worker import ENVIRONMENT
 from shoal.errors import EngineError, UsageError, WorkerRefused
 
 log = logging.getLogger("shoal.engine")
@@ -171,9 +170,11 @@ class _Actors:
             "resources": {name: amount for name, amount in demand.items() if name != "CPU"},
         }
         if runtime_env != session.runtime_env:  # that of another engine, or of the user's own `ray.init`
-            self._options["runtime_env"] = runtime_env | {"env_vars": ENVIRONMENT | runtime_env.get("env_vars", {})}
+            self._options["runtime_env"] = runtime_env | {
+                "env_vars": WORKER_ENVIRONMENT | runtime_env.get("env_vars", {})
+            }
         elif not session.started:  # a Ray of our own was started with these variables
-            self._options["runtime_env"] = {"env_vars": ENVIRONMENT}
+            self._options["runtime_env"] = {"env_vars": WORKER_ENVIRONMENT}
         self._name = f"shoal-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._worker_class = self._ray.remote(Worker)
         self._machine = machine()

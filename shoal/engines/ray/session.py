@@ -19,9 +19,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from shoal.base.reaper import Keeper
-from shoal.engines.processes import python_path
-from shoal.engines.worker import ENVIRONMENT
+from shoal.base.host import WORKER_ENVIRONMENT, python_path
+from shoal.base.lifetime import Reaper
 from shoal.errors import EngineError, MissingExtra, UsageError
 
 log = logging.getLogger("shoal.engine")
@@ -104,10 +103,10 @@ class Session:
                 options |= {"log_to_driver": log.isEnabledFor(logging.DEBUG)}
                 options |= {"runtime_env": self.runtime_env} if self.runtime_env else {}
                 if _is_local(address):
-                    keeper = Keeper()
-                    stack.callback(keeper.close)
+                    reaper = Reaper()
+                    stack.callback(reaper.close)
                     stack.callback(self.ray.shutdown)
-                    self._start(keeper, cpus, options)
+                    self._start(reaper, cpus, options)
                 else:
                     stack.callback(self.ray.shutdown)
                     self._connect(str(address), options)
@@ -121,12 +120,12 @@ class Session:
             else:
                 ready.set_exception(error)
 
-    def _start(self, keeper: Keeper, cpus: float, options: dict[str, Any]) -> None:
+    def _start(self, reaper: Reaper, cpus: float, options: dict[str, Any]) -> None:
         self.started = True
         folder = tempfile.mkdtemp(prefix=f"shoal-ray-{os.getpid()}-", dir=FOLDERS)
-        keeper.remove(folder)
+        reaper.remove(folder)
         with (
-            _variables(ENVIRONMENT | keeper.variables | {"PYTHONPATH": python_path()} | RAY_ENVIRONMENT),
+            _variables(WORKER_ENVIRONMENT | reaper.variables | {"PYTHONPATH": python_path()} | RAY_ENVIRONMENT),
             warnings.catch_warnings(),
         ):
             # Ray forks to start its processes, which become other programs at once. JAX warns of those that do not.

@@ -8,12 +8,12 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.base.lifetime import mortal
 from shoal.engines.redis.address import Address
 from shoal.errors import UsageError
 
@@ -31,7 +31,6 @@ ROLES = {
 }
 _START_WITHIN = 10.0  # seconds
 # Linux: a program that the kernel kills when its parent dies.
-_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Local:
             raise UsageError("redis-server is not installed. On Debian or Ubuntu, type: apt-get install redis-server")
         command = [program, str(self.folder / "redis.conf")]
         process = subprocess.Popen(
-            command if detached else [sys.executable, "-c", _WITH_PARENT, *command],
+            command if detached else mortal(command),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=detached,
         )  # fmt: skip
         import redis

@@ -26,7 +26,7 @@ import shoal
 from shoal.base.lifetime import die_with_parent
 from shoal.engines import wire
 from shoal.engines.functions import MAIN, Functions
-from shoal.engines.processes import Processes
+from shoal.engines.processes import ProcessTransport
 from shoal.engines.redis import fleet
 from shoal.engines.redis.address import Address, cannot_reach
 from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unseal
@@ -72,7 +72,7 @@ class Supervisor:
         self._server, self._count, self._timeout = server, count, timeout
         self._allow = tuple(dict.fromkeys(allow))
         self._functions = Functions(self._allow)
-        self._processes = Processes(count, {}) if processes is None else processes
+        self._processes = ProcessTransport(count, {}) if processes is None else processes
         self._children: dict[int, _Child] = {}  # those that are ready
         self._shares: dict[tuple[str, int, int], tuple[memoryview, set[int]]] = {}
         self._gone: list[tuple[_Child, str, bool]] = []  # of whom their head has not been told

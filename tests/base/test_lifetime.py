@@ -1,4 +1,4 @@
-"""The keeper: what a process has started ends with it."""
+"""The reaper: what a process has started ends with it."""
 
 import os
 import subprocess
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import psutil
 
-from shoal.base import reaper
+from shoal.base import lifetime
 
 OWNER = """
     import os, subprocess, sys, time
-    from shoal.base.reaper import Keeper
+    from shoal.base.lifetime import Reaper
 
-    one = Keeper()
+    one = Reaper()
     one.remove(sys.argv[1])
     marked = subprocess.Popen(["sleep", "600"], env=os.environ | one.variables, start_new_session=True)
     # One that has lost the mark, writes into the folder, and opens and closes other files all the time.
@@ -33,13 +33,13 @@ def test_everything_of_a_killed_owner_ends(tmp_path: Path) -> None:
     folder.mkdir()
     other.touch()
     command = [sys.executable, "-c", textwrap.dedent(OWNER), str(folder), str(other)]
-    environment = os.environ | {"PYTHONPATH": str(Path(reaper.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(lifetime.__file__).parents[2])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as owner:
         assert owner.stdout is not None
         *kept, free = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
-        (its_keeper,) = [one for one in psutil.Process(owner.pid).children() if reaper.__file__ in one.cmdline()]
+        (its_reaper,) = [one for one in psutil.Process(owner.pid).children() if lifetime.__file__ in one.cmdline()]
         owner.kill()
-    assert not psutil.wait_procs([*kept, its_keeper], timeout=20)[1]
+    assert not psutil.wait_procs([*kept, its_reaper], timeout=20)[1]
     assert not folder.exists()
     assert free.is_running(), "what is not its own is left alone"
     free.kill()

@@ -1,0 +1,10 @@
+"""One BLAS thread wherever results must not depend on the number of cores."""
+
+from __future__ import annotations
+
+from threadpoolctl import threadpool_limits
+
+
+def one_thread() -> threadpool_limits:
+    """Limit BLAS to one thread, at once and until the context that this returns is left."""
+    return threadpool_limits(1)
