@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # also into a file or a pipe: long commands are watched there
-    # ServerArgs the command is typed is where `module:Env-v0` is looked for; last, so that it shadows nothing.
+    # The working directory is searched for the module in `module:Env-v0`; last, so that it shadows nothing.
     sys.path.append(str(Path.cwd()))
     _serve_if_rank(words)
     try:

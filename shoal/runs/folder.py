@@ -30,9 +30,9 @@ import safetensors
 import safetensors.numpy
 
 from shoal.base import disk
+from shoal.base.trees import Tree, flatten, unflatten
 from shoal.errors import CheckpointFault, DiskFault, RunBusy, UsageError
 from shoal.policies.policy import SavedPolicy
-from shoal.base.trees import Tree, flatten, unflatten
 
 log = logging.getLogger("shoal.run")
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.base import signals, trees
-from shoal.runs.usage import Usage
 from shoal.algos import Step
+from shoal.base import signals, trees
 from shoal.engines.base import Engine
 from shoal.errors import DiskFault
 from shoal.runs.folder import RunDir, resume_command
 from shoal.runs.settings import Settings
 from shoal.runs.track import Tracker
+from shoal.runs.usage import Usage
 
 log = logging.getLogger("shoal.run")
 

@@ -19,22 +19,22 @@ from rich.console import Console
 
 from shoal import __version__, algos, engines
 from shoal.base import disk, signals
-from shoal.learning import xla
-from shoal.runs.usage import Usage
+from shoal.base.host import available_cores
+from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import fingerprint
-from shoal.base.host import available_cores
 from shoal.engines.processes import ProcessesEngine
 from shoal.engines.serial import SerialEngine
 from shoal.errors import DiskFault, UsageError
-from shoal.runs.loop import Loop, Result
+from shoal.learning import xla
 from shoal.runs.folder import RunDir, policy_file
+from shoal.runs.loop import Loop, Result
 from shoal.runs.settings import Settings
 from shoal.runs.track import Tracker
 from shoal.runs.track.console import console_tracker
 from shoal.runs.track.files import JsonLines
 from shoal.runs.track.tensorboard import TensorBoard
-from shoal.base.trees import Tree
+from shoal.runs.usage import Usage
 
 log = logging.getLogger("shoal.run")
 

@@ -10,9 +10,9 @@ import tyro
 
 from shoal import engines
 from shoal.base import validation
+from shoal.base.seeding import MAX_SEED
 from shoal.envs.make import EnvSpec, check_id
 from shoal.runs.folder import check_name
-from shoal.base.seeding import MAX_SEED
 from shoal.runs.track.console import Goal
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from shoal.base.trees import digest
 from shoal.errors import CheckpointFault, RunBusy, UsageError
 from shoal.policies.actions import Categorical
 from shoal.policies.policy import Policy, SavedPolicy
 from shoal.runs.folder import RunDir, check_name
-from shoal.base.trees import digest
 
 STATE = {
     "policy": {"params": np.arange(5, dtype=np.float32)},

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from shoal import algos
+from shoal.cli import parsing
 from shoal.learning import xla
 from shoal.runs import presets
-from shoal.cli import parsing
 from shoal.runs.settings import Settings
 from tests.support.cli import shoal
 

@@ -59,7 +59,9 @@ def _mapped_again(number: int) -> str:
 
 
 def test_processes_that_begin_together_make_it_once(folder: Path) -> None:
-    code = f"from shoal.sampling import noise_table; t = noise_table.table(7, {SIZE}); print(t.sum(), flush=True); input()"
+    code = (
+        f"from shoal.sampling import noise_table; t = noise_table.table(7, {SIZE}); print(t.sum(), flush=True); input()"
+    )
     many = [
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(4)
