@@ -12,9 +12,9 @@ import numpy as np
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
-from shoal.policies.policy import Policy
-from shoal.sampling import lane
-from shoal.sampling.record import episode_seed
+from shoal.policies.policy import Policy, Weights
+from shoal.sampling import tasks
+from shoal.sampling.address import LaneAddress, episode_seed
 
 
 def bare(env_id: str, seconds: float) -> tuple[int, float]:
@@ -42,15 +42,23 @@ def bare_rate(engine: Engine, env_id: str, seconds: float) -> float:
 # With the actions of policies: what a step costs may depend on what is done --------------------------------------
 
 
-def recorded(env_id: str, policy: Policy, weights: list[Tree], steps: int) -> list[Tree]:
+def recorded(env_id: str, policy: Policy, weights: list[Weights], steps: int) -> list[Tree]:
     """Episodes of policies in turns, one of each or more, of `steps` steps or more: their seeds and actions."""
     episodes: list[Tree] = []
     while sum(len(episode["actions"]) for episode in episodes) < steps or len(episodes) < len(weights):
         number = len(episodes)
-        place = {"seed": 0, "purpose": "evaluate", "lane": number, "width": 1, "env": EnvSpec(env_id).to_tree()}
-        record = lane.episodes(place, policy.to_tree(), weights[number % len(weights)], {"episodes": 1}, greedy=True)
-        actions = policy.head.to_env(record["actions"][:, 0])
-        episodes.append({"seed": episode_seed(place, slot=0, episode=0), "actions": np.array(actions)})
+        address: LaneAddress = {
+            "seed": 0,
+            "purpose": "evaluate",
+            "lane": number,
+            "width": 1,
+            "env": EnvSpec(env_id).to_tree(),
+        }
+        record = tasks.episodes(
+            address, policy.to_record(), weights[number % len(weights)], {"episodes": 1}, greedy=True
+        )
+        actions = policy.distribution.to_env(record["actions"][:, 0])
+        episodes.append({"seed": episode_seed(address, slot=0, episode=0), "actions": np.array(actions)})
     return episodes
 
 

@@ -75,7 +75,8 @@ def _options(part: str, words: list[str], command: str, shared: bool) -> tuple[A
 
 def _try_environments(names: set[str]) -> None:
     """Make each environment once, so that a package that is missing is said now and not after an hour."""
-    from shoal.envs.make import EnvSpec, describe
+    from shoal.envs.make import EnvSpec
+    from shoal.sampling.tasks import describe
 
     for name in sorted(names):
         describe(EnvSpec(name).to_tree())

@@ -18,8 +18,9 @@ from bench.peers import Peers
 from bench.report import counted, percent, times
 from bench.rounds import Round, SideFailed
 from bench.watch import Program, rate
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.reports.tables import table
+from shoal.sampling.tasks import describe
 
 BARE = "2 bare processes"
 

@@ -22,12 +22,14 @@ from bench.options import PeerOptions, Say
 from bench.peers import Peers
 from bench.report import Report, counted, times
 from bench.watch import Program, shoal_program
-from shoal.algos import Step, es
+from shoal.algos import es
+from shoal.algos.base import Step
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.reports.tables import table
 from shoal.sampling import noise_table
+from shoal.sampling.tasks import describe
 
 FOREVER = 10**9
 POLICIES: dict[str, tuple[int, ...]] = {"LunarLanderContinuous-v3": (2,), "HalfCheetah-v5": (64, 64)}
@@ -177,7 +179,7 @@ def _shoal(env: str) -> Program:
 def _head_cost(options: Options, say: Say) -> str:
     """How long the head takes for a generation, beside reading as many bytes of memory and adding them up."""
     say("the head's cost of a generation: milliseconds")
-    directions = noise_table.table(0, es.Config.table_size)
+    directions = noise_table.open_table(0, es.Config.table_size)
     rows = []
     for count in WEIGHTS:
         rng = np.random.default_rng(0)

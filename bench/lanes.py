@@ -22,12 +22,13 @@ from bench.options import Say
 from bench.report import Report, counted, times
 from shoal.base import seeding
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.errors import UsageError
 from shoal.policies import actions
 from shoal.policies.policy import Policy
 from shoal.reports.tables import table
 from shoal.sampling.lanes import Lanes
+from shoal.sampling.tasks import describe
 
 ENVS = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
 
@@ -95,8 +96,8 @@ class Sampler:
 
     def __init__(self, engine: Engine, spec: EnvSpec, lanes: int, width: int, steps: int) -> None:
         spaces = engine.submit(describe, spec.to_tree()).result()
-        head = actions.from_tree(spaces["head"])
-        policy = Policy(tuple(spaces["shape"]), spaces["dtype"], head, (64, 64), normalise=True)
+        distribution = actions.from_record(spaces["distribution"])
+        policy = Policy(tuple(spaces["shape"]), spaces["dtype"], distribution, (64, 64), normalise=True)
         self.engine, self.steps = engine, steps
         self.lanes = Lanes(engine, spec, policy, seed=0, count=lanes, width=width)
         self.weights = {

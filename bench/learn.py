@@ -61,11 +61,11 @@ class Options(Shared):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        known = sorted({name for algo in algos.ALGOS for name in presets.presets(algo)})
+        known = sorted({name for algo in algos.ALGORITHMS for name in presets.presets(algo)})
         found = [
-            f"there is no algorithm {algo!r}, only {', '.join(algos.ALGOS)}"
+            f"there is no algorithm {algo!r}, only {', '.join(algos.ALGORITHMS)}"
             for algo in self.algo
-            if algo not in algos.ALGOS
+            if algo not in algos.ALGORITHMS
         ]
         found += [f"there is no preset {env!r}, only {', '.join(known)}" for env in self.env if env not in known]
         found += validation.problems(self, at_least_one=("seeds", "episodes", "steps")) + folder_problems(
@@ -88,7 +88,7 @@ class Options(Shared):
         """Algorithm and name of each preset to run."""
         return [
             (algo, name)
-            for algo in algos.ALGOS
+            for algo in algos.ALGORITHMS
             if not self.algo or algo in self.algo
             for name in presets.presets(algo)
             if not self.env or name in self.env

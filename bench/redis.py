@@ -26,8 +26,9 @@ from bench.task_cost import microseconds
 from shoal.algos import es
 from shoal.base import validation
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.reports.tables import table
+from shoal.sampling.tasks import describe
 from shoal.testing.redis_rig import Rig
 
 ENVS = ("LunarLander-v3", "HalfCheetah-v5")

@@ -1,9 +1,9 @@
-"""Deep Q-learning (Mnih et al., 2015) that acts and learns at the same time, with double targets (van Hasselt, 2016).
+"""Deep Q-learning (Mnih et al., 2015) with concurrent sampling and learning, and double targets (van Hasselt, 2016).
 
-Each iteration is a round: every slot takes a fixed number of steps with one set of weights, and gradient steps are
-taken on minibatches from a replay buffer, as many as the replay ratio asks for. With a lag of 1 the learner does not
-wait for the round: it learns from the rounds before while the workers act. With a lag of 0 the round comes first.
-Either way what is learned from is fixed, so the result is the same on every engine.
+Each iteration is a round: every slot takes a fixed number of steps with one set of weights, and the learner takes as
+many gradient steps on minibatches from the replay buffer as the replay ratio asks for. With a lag of 1, each round is
+sampled while the learner works on the rounds before it; with a lag of 0, the round is sampled first. Either way the
+data of every gradient step is fixed, so the result is the same on every engine.
 
 Gradient steps come in blocks of a fixed length. The minibatches of a block are drawn together and the block is one
 jitted call; with prioritised replay, priorities change after each block and not after each step.
@@ -22,109 +22,127 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from shoal.algos import Step
+from shoal.algos.base import AlgorithmConfig, Step
 from shoal.base import seeding, validation
+from shoal.base.arrays import Array
 from shoal.base.memory import available_memory
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault, UsageError
+from shoal.learning.estimators import not_finite
 from shoal.learning.replay_buffer import Layout, ReplayBuffer
 from shoal.policies import actions
-from shoal.policies.actions import Categorical, EpsilonGreedy
-from shoal.policies.policy import Policy, SavedPolicy
-from shoal.sampling.lanes import Lanes
+from shoal.policies.actions import Categorical, DistributionRecord, EpsilonGreedy
+from shoal.policies.policy import Policy, SavedPolicy, Statistics, Weights
+from shoal.sampling import tasks
+from shoal.sampling.lanes import Lanes, Span
 from shoal.sampling.scores import Scores
+
+Layers = list[tuple[Array, Array]]
+"""Weights and biases of a network, layer by layer."""
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(AlgorithmConfig):
     """Settings of DQN."""
 
     batch_steps: int = 256
     """Environment steps per iteration (at least)."""
     lanes: int = 2
-    """Groups of environments; at most this many workers are busy. Part of the result, unlike the number of workers."""
+    """Groups of environments (n_envs = lanes x width); at most this many workers are busy. Changes the result, unlike
+    the number of workers."""
     width: int = 4
     """Environments in a lane, stepped together."""
     lag: Literal[0, 1] = 1
-    """1: learn from the rounds before while a round is acted. 0: act, then learn, in turns."""
+    """1: learn from the previous rounds while this round is sampled. 0: sample and learn in turns."""
     gamma: float = 0.99
-    """Discount per step."""
+    """Discount factor."""
     n_step: int = 1
-    """Steps of reward before the value of what follows counts."""
+    """Number of steps of n-step returns."""
     hidden: tuple[int, ...] = (256, 256)
     """Hidden layers."""
     activation: Literal["tanh", "relu"] = "relu"
-    """Hidden activation."""
+    """Activation of the hidden layers."""
     dueling: bool = False
-    """Let the network compute the value of a situation and what each action has over the mean apart."""
+    """Dueling network: separate state-value and advantage streams."""
     double: bool = True
-    """Let the newest network choose the action whose value the target network gives."""
+    """Double Q-learning: the online network chooses the action that the target network evaluates."""
     lr: float = 1e-3
-    """Adam's learning rate."""
+    """Learning rate of Adam."""
     lr_schedule: Literal["constant", "linear"] = "constant"
-    """Whether the learning rate falls to zero at the run's last step."""
+    """Keep the learning rate constant, or anneal it to zero at the run's last step."""
     loss: Literal["huber", "squared"] = "huber"
-    """What an error costs: its square, or from 1 on its size."""
+    """Loss of the TD error: Huber, or its square."""
     max_grad_norm: float = 10.0
-    """Longer gradients are shortened to this."""
+    """Maximum gradient norm."""
     minibatch: int = 64
     """Transitions per gradient step."""
     replay_ratio: float = 0.5
     """Gradient steps per environment step."""
     block: int = 128
-    """Gradient steps in one jitted call, at most; a call holds its minibatches in memory."""
+    """Maximum number of gradient steps in one jitted call, which holds all their minibatches in memory."""
     target_every: int = 128
     """Gradient steps between updates of the target network."""
     tau: float = 1.0
-    """How far the target network moves to the newest one: 1 copies it; 0.005 with --target-every 1 follows slowly."""
+    """Soft update of the target network: 1 copies the online network; for Polyak averaging use 0.005 and
+    --target-every 1."""
     buffer_size: int = 100_000
-    """Newest environment steps that are learned from."""
+    """Size of the replay buffer, in environment steps."""
     learning_starts: int = 1000
-    """Environment steps before the first gradient step; until then actions are random."""
+    """Environment steps with random actions before the first gradient step."""
     epsilon_start: float = 1.0
-    """Share of random actions at first."""
+    """Initial exploration rate."""
     epsilon: float = 0.05
-    """Share of random actions in the end."""
+    """Final exploration rate."""
     epsilon_steps: int = 10_000
-    """Environment steps in which it falls from the one to the other."""
+    """Environment steps over which the exploration rate is annealed."""
     ladder: float = 0.0
-    """Let slots explore unequally: from epsilon in the first to epsilon ** (1 + this) in the last (7 in Ape-X)."""
+    """Explore at different rates: from epsilon in the first slot to epsilon ** (1 + this) in the last (Ape-X: 7)."""
     priority: float = 0.0
-    """Draw transitions in proportion to this power of their last error (0.6 is usual); 0 draws all alike."""
+    """Prioritised replay: exponent (alpha) of the TD error, usually 0.6; 0 samples uniformly."""
     priority_weight: float = 0.4
-    """How far being drawn more often is made up for by a smaller weight: 0 not at all, 1 wholly."""
+    """Importance-sampling exponent (beta): 0 is no correction, 1 full correction."""
 
     @property
     def slots(self) -> int:
-        """Environments in all."""
+        """Total number of environments."""
         return self.lanes * self.width
 
     @property
     def fragment_steps(self) -> int:
-        """Steps of a fragment: the round divided over all slots."""
+        """Steps of a fragment: the round divided by the number of slots."""
         return -(-self.batch_steps // self.slots)
 
     @property
     def block_steps(self) -> int:
-        """Gradient steps in one jitted call: what a round asks for, if that is less than `block`."""
+        """Gradient steps in one jitted call: as many as a round needs, at most `block`."""
         return max(1, min(self.block, int(self.replay_ratio * self.fragment_steps * self.slots)))
 
+    @property
+    def steps_per_iteration(self) -> int:
+        """Environment steps of a round."""
+        return self.fragment_steps * self.slots
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the learning rate is annealed."""
+        return self.lr_schedule == "linear"
+
     def exploration(self, steps: int) -> float:
-        """Share of random actions in a round that begins after so many environment steps."""
+        """Compute the exploration rate of a round that begins after this many environment steps."""
         if steps < self.learning_starts:
             return 1.0
         done = min(1.0, steps / self.epsilon_steps) if self.epsilon_steps else 1.0
         return self.epsilon_start + done * (self.epsilon - self.epsilon_start)
 
     def epsilons(self, base: float) -> np.ndarray:
-        """Share of random actions of each slot (lanes, width), float32."""
+        """Compute the exploration rate of each slot (lanes, width) float32."""
         place = np.arange(self.slots) / max(1, self.slots - 1)
         return (base ** (1 + self.ladder * place)).astype(np.float32).reshape(self.lanes, self.width)
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
         found = validation.problems(
             self,
             at_least_one=(
@@ -150,10 +168,10 @@ class Config:
 def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
-    """Learn for ever, from the start or from a state; the schedule of the learning rate ends at `steps` steps."""
-    spaces = engine.submit(describe, env.to_tree()).result()
+    """Learn until the caller stops, from the start or from a state; a learning-rate schedule ends at `steps` steps."""
+    spaces = engine.submit(tasks.describe, env.to_tree()).result()
     policy = Policy(
-        tuple(spaces["shape"]), spaces["dtype"], _head(spaces["head"], env),
+        tuple(spaces["shape"]), spaces["dtype"], _q_values(spaces["distribution"], env),
         config.hidden, config.activation, dueling=config.dueling,
     )  # fmt: skip
     layout = Layout(
@@ -176,16 +194,16 @@ def train(
     scores = Scores(state.get("scores"))
     lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration, updates = state.get("iteration", 0), state.get("updates", 0)
-    unscaled = {"mean": np.zeros(policy.inputs, np.float32), "scale": np.ones(policy.inputs, np.float32)}
+    unscaled: Statistics = {"mean": np.zeros(policy.inputs, np.float32), "scale": np.ones(policy.inputs, np.float32)}
 
     while True:
         iteration += 1
         epsilon = config.exploration(scores.steps)
         lr = config.lr * (max(0.0, 1.0 - scores.steps / steps) if config.lr_schedule == "linear" else 1.0)
-        acting = {"params": np.asarray(params), "epsilon": config.epsilons(epsilon)}
-        asked = lanes.ask(engine.share(acting | unscaled), config.fragment_steps)
+        acting: Weights = {"params": np.asarray(params), "epsilon": config.epsilons(epsilon), **unscaled}
+        request = lanes.request(engine.share(acting), config.fragment_steps)
         if config.lag == 0:
-            records = lanes.take(asked)
+            records = lanes.collect(request)
             buffer.add(records)
 
         begun = time.perf_counter()
@@ -202,16 +220,12 @@ def train(
             if config.priority:
                 buffer.reweigh(places, np.asarray(errors))
         learning = {name: float(np.mean([m[name] for m in measures])) for name in (measures or [{}])[0]}
-        learned_at = time.perf_counter()
+        learner = Span(begun, time.perf_counter())
         if learning.pop("finite", 1.0) < 1:
-            raise LearningFault(
-                f"iteration {iteration} computed weights that are not finite ({learning}); they were not kept. "
-                f"Likely causes: rewards that are far too large, or a learning rate that is; "
-                f"try --lr {config.lr / 10:g}"
-            )
+            raise LearningFault(not_finite(iteration, learning, f"--lr {config.lr / 10:g}"))
 
         if config.lag == 1:
-            records = lanes.take(asked)
+            records = lanes.collect(request)
             buffer.add(records)
         scores.add(records)
 
@@ -225,47 +239,48 @@ def train(
         }
         rest = {"lanes": lanes.state(), "buffer": buffer.state()}
         timing = {
-            "time/sample_seconds": asked.done - asked.begun,
-            "time/learn_seconds": learned_at - begun,
-            "time/overlap_seconds": max(0.0, min(learned_at, asked.done) - max(begun, asked.begun)),
+            "time/sample_seconds": lanes.sampled.seconds,
+            "time/learn_seconds": learner.seconds,
+            "time/overlap_seconds": lanes.sampled.overlap(learner),
         }
         rates = {
             "rollout/exploration_rate": epsilon,
             "train/learning_rate": lr,
             "train/n_updates": updates,
         }
-        now = {"params": np.asarray(params), "epsilon": np.full((1, 1), epsilon, np.float32)}
+        now: Weights = {"params": np.asarray(params), "epsilon": np.full((1, 1), epsilon, np.float32), **unscaled}
         yield Step(
             metrics=scores.metrics() | {"time/iterations": iteration} | learning | rates | timing,
             learned=learned,
             state=lambda learned=learned, rest=rest: learned | {key: made() for key, made in rest.items()},  # type: ignore[misc]
-            policy=SavedPolicy(policy, now | unscaled, env.to_tree()),
+            policy=SavedPolicy(policy, now, env.to_tree()),
         )
 
 
-def _head(tree: Tree, env: EnvSpec) -> EpsilonGreedy:
-    """The head for an environment with one Discrete choice; refuses others."""
-    head = actions.from_tree(tree)
-    if not isinstance(head, Categorical) or not head.scalar:
+def _q_values(record: DistributionRecord, env: EnvSpec) -> EpsilonGreedy:
+    """Choose actions by Q-value; refuse environments whose action space is not Discrete."""
+    found = actions.from_record(record)
+    if not isinstance(found, Categorical) or not found.scalar:
         raise UsageError(
-            f"dqn chooses one of a fixed number of actions (a Discrete space), and {env.id} takes others. "
+            f"dqn needs a Discrete action space, and {env.id} has another one. "
             f"Use another algorithm: shoal train ppo {env.id}"
         )
-    return EpsilonGreedy(head.choices, head.start, head.scalar)
+    return EpsilonGreedy(found.choices, found.start, found.scalar)
 
 
-def make_update(config: Config, policy: Policy, optimizer: Any) -> Callable[..., Any]:
-    """One block of gradient steps as one function of arrays, for `jax.jit`.
+def make_update(config: Config, policy: Policy, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    """Build a block of gradient steps, for `jax.jit`.
 
     It takes parameters, target parameters, the optimizer's state, `Transitions` (steps, minibatch), the number of
-    gradient steps before and the learning rate; it gives the first three anew, errors (steps, minibatch) and measures.
+    previous gradient steps and the learning rate. It returns the first three updated, TD errors (steps, minibatch) and
+    measures.
     """
     network = policy.network
 
-    def values(layers: Any, observations: Any) -> Any:
+    def values(layers: Layers, observations: Array) -> Array:
         return network.apply(layers, policy.features(observations, None, None))
 
-    def loss(layers: Any, drawn: Any, following: Any) -> Any:
+    def loss(layers: Layers, drawn: Any, following: Array) -> tuple[Array, tuple[Array, Array]]:
         worth = values(layers, drawn.observations)
         chosen = _pick(worth, drawn.actions)
         best = (values(layers, drawn.following) if config.double else following).argmax(axis=-1)
@@ -274,17 +289,19 @@ def make_update(config: Config, policy: Policy, optimizer: Any) -> Callable[...,
         cost = optax.losses.huber_loss(error) if config.loss == "huber" else error**2
         return (drawn.weights * cost).mean(), (error, worth.mean())
 
-    def update(params: Any, target: Any, adam: Any, transitions: Any, updates: Any, lr: Any) -> Any:
-        def step(carry: Any, drawn: Any) -> Any:
+    def update(
+        params: Array, target: Array, adam: optax.OptState, transitions: Any, updates: Array, lr: Array
+    ) -> tuple[Array, Array, optax.OptState, Array, dict[str, Array]]:
+        def step(carry: Any, drawn: Any) -> tuple[Any, tuple[Array, Array, Array]]:
             layers, adam = carry
             (cost, (error, worth)), gradient = jax.value_and_grad(loss, has_aux=True)(layers, *drawn)
             change, adam = optimizer.update(gradient, adam)
             layers = jax.tree.map(lambda old, by: old - lr * by, layers, change)
             return (layers, adam), (error, cost, worth)
 
-        def piece(carry: Any, transitions: Any) -> Any:
+        def piece(carry: Any, transitions: Any) -> tuple[Any, Any]:
             layers, adam, target, updates = carry
-            # The target network stands still here, so its values are one large product instead of many small ones.
+            # The target network does not change here, so its values are one large product instead of many small ones.
             following = values(target, transitions.following)
             (layers, adam), measured = jax.lax.scan(step, (layers, adam), (transitions, following))
             updates += length
@@ -294,10 +311,10 @@ def make_update(config: Config, policy: Policy, optimizer: Any) -> Callable[...,
             )
             return (layers, adam, target, updates), measured
 
-        # The target network moves only between pieces.
+        # The target network changes only between pieces.
         length = math.gcd(config.block_steps, config.target_every)
         pieces = jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), transitions)
-        # Layers, not the flat vector: cutting it up and putting its gradient together costs a fifth of a large step.
+        # Layers, not the flat vector: splitting it and joining its gradient costs a fifth of a large step.
         start = (network.layers(params), adam, network.layers(target), updates)
         (layers, adam, target_layers, _), (errors, costs, worths) = jax.lax.scan(piece, start, pieces)
         params = _flat(layers)
@@ -307,10 +324,10 @@ def make_update(config: Config, policy: Policy, optimizer: Any) -> Callable[...,
     return update
 
 
-def _pick(values: Any, actions: Any) -> Any:
-    """Values (...) of actions (...) from values of all actions (..., n)."""
+def _pick(values: Array, actions: Array) -> Array:
+    """Pick the values (...) of actions (...) from the values of all actions (..., n)."""
     return jnp.take_along_axis(values, actions[..., None], axis=-1)[..., 0]
 
 
-def _flat(layers: Any) -> Any:
+def _flat(layers: Layers) -> Array:
     return jnp.concatenate([part.ravel() for part in jax.tree.leaves(layers)])

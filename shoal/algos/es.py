@@ -1,7 +1,7 @@
-"""Evolution strategies (Salimans et al., 2017): follow the gradient of the score, estimated from random steps away.
+"""Evolution strategies (Salimans et al., 2017): follow the gradient of the score, estimated by random perturbations.
 
-Each generation draws directions from a table of noise, evaluates the policy a small step along each of them and the
-same step back, and moves towards those that scored well. Workers send scores back and nothing else.
+Each generation draws directions from a noise table, evaluates the policy perturbed along each of them and against it
+(mirrored sampling), and moves towards those that scored well. Workers send back scores and nothing else.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Literal
 
 import numpy as np
 
-from shoal.algos import Step
-from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_start, score
+from shoal.algos.base import Step
+from shoal.algos.search import SearchConfig, first_weights, own_score, policy_for, saved_start
 from shoal.base import seeding, validation
 from shoal.base.moments import Moments
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault, UsageError
-from shoal.policies.policy import SavedPolicy
-from shoal.sampling import noise_table
+from shoal.policies.policy import SavedPolicy, Weights
+from shoal.sampling import noise_table, tasks
 from shoal.sampling.population import Members, Population
 from shoal.sampling.scores import Scores
 
@@ -32,35 +32,35 @@ class Config(SearchConfig):
     """Settings of evolution strategies."""
 
     sigma: float = 0.05
-    """Size of the steps that are tried: standard deviation of each weight."""
+    """Standard deviation of the perturbations."""
     sigma_decay: float = 1.0
-    """By what it is multiplied after each generation."""
+    """Factor of sigma after each generation."""
     sigma_min: float = 0.0
-    """It does not fall below this."""
+    """Lower bound of sigma."""
     lr: float = 0.02
     """Learning rate."""
     lr_decay: float = 1.0
-    """By what it is multiplied after each generation."""
+    """Factor of the learning rate after each generation."""
     optimizer: Literal["adam", "sgd"] = "adam"
-    """What turns the gradient into a step."""
+    """Optimizer of the weights."""
     momentum: float = 0.9
-    """How much of the last step goes on in the next, for sgd."""
+    """Momentum of sgd."""
     weight_decay: float = 0.0
-    """Share of each weight that is taken off, times the learning rate, after each generation."""
+    """Weight decay: the share of each weight, times the learning rate, subtracted after each generation."""
     shaping: Literal["ranks", "utilities", "standard", "raw"] = "ranks"
-    """What a score counts for: its rank in -0.5..0.5; its rank with all weight on the better half (as in NES); scores
-    shifted and scaled to mean 0 and deviation 1; or as it is."""
+    """Fitness shaping: centred ranks in -0.5..0.5; utilities of NES (ranks with all weight on the better half); scores
+    standardised to mean 0 and deviation 1; or raw scores."""
     environments: Literal["pair", "all", "independent"] = "pair"
-    """Who is evaluated in equal environments: both steps along a direction, everybody, or nobody."""
+    """Which members share environment seeds: each mirrored pair, all, or none."""
     normalise: bool = False
-    """Shift and scale observations by their running statistics."""
+    """Normalise observations by their running mean and standard deviation."""
     table_size: int = 1 << 24
-    """Numbers in the table of noise, four bytes each; each machine has one. Part of the result."""
+    """Size of the noise table, in numbers of four bytes; each machine has one. Changes the result."""
     table_seed: int = 0
-    """What the table is made from. Runs that have the same one share it."""
+    """Seed of the noise table. Runs with the same seed and size share one table."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
         found = super().problems() + validation.problems(
             self,
             at_least_one=("table_size",),
@@ -69,31 +69,33 @@ class Config(SearchConfig):
             fractions=("momentum", "sigma_decay", "lr_decay"),
         )
         if self.momentum == 1:
-            found.append("momentum must be below 1: with 1 the last step goes on for ever, and nothing is learned")
+            found.append("momentum must be below 1: with 1 the first step is repeated and nothing is learned")
         if self.sigma_min > self.sigma:
             found.append(f"sigma_min must be at most sigma ({self.sigma:g}), not {self.sigma_min:g}")
         if self.population % 2:
-            found.append(f"population must be even, not {self.population}: steps are tried in pairs, there and back")
+            found.append(f"population must be even, not {self.population}: perturbations come in mirrored pairs")
         return found
 
 
 def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
-    """Learn for ever, from the start or from a state. Decays go by generations, so `steps` does not matter."""
-    spaces = engine.submit(describe, env.to_tree()).result()
+    """Learn until the caller stops, from the start or from a state. Decays count generations: `steps` is not used."""
+    spaces = engine.submit(tasks.describe, env.to_tree()).result()
     policy = policy_for(config, spaces, config.normalise)
     if config.table_size < policy.count:
         raise UsageError(f"table_size must be at least {policy.count}, the number of weights, not {config.table_size}")
     where = (config.table_seed, config.table_size)
-    table = noise_table.table(*where)
+    table = noise_table.open_table(*where)
     population = Population(engine, env, policy, seed, config.lanes, config.width, where)
 
     state = state or {}
-    first = state or first_weights(saved_start(config), policy, seed)
-    params = state.get("policy", first).get("params")
+    if state:
+        params, moments = state["policy"]["params"], Moments.from_tree(state["moments"])
+    else:
+        first = first_weights(saved_start(config), policy, seed)
+        params, moments = first["params"], _moments(config, first)
     optimizer = state.get("optimizer", {name: np.zeros(policy.count, np.float32) for name in SLOTS[config.optimizer]})
-    moments = Moments.from_tree(state["moments"]) if state else _moments(config, first)
     scores = Scores(state.get("scores"))
     iteration, mean_length = state.get("iteration", 0), state.get("mean_length", 0.0)
     own, pairs = config.score_episodes, config.population // 2
@@ -111,12 +113,12 @@ def train(
         sigma = max(config.sigma * config.sigma_decay ** (iteration - 1), config.sigma_min)
         lr = config.lr * config.lr_decay ** (iteration - 1)
         directions = seeding.rng(seed, "direction", iteration)
-        places = directions.integers(0, config.table_size - policy.count, pairs, endpoint=True)
-        # The policy itself comes first: no step away from it.
+        offsets = directions.integers(0, config.table_size - policy.count, pairs, endpoint=True)
+        # The unperturbed policy comes first.
         scales = np.concatenate([np.zeros(own), np.tile([sigma, -sigma], pairs)]).astype(np.float32)
         shift, scale = moments.normaliser()
         members = Members(
-            env_seeds, places=np.concatenate([np.zeros(own, np.int64), np.repeat(places, 2)]), scales=scales
+            env_seeds, offsets=np.concatenate([np.zeros(own, np.int64), np.repeat(offsets, 2)]), scales=scales
         )
         weights = engine.share({"params": params, "mean": shift, "scale": scale})
         outcome = population.evaluate(weights, config.plan(iteration, mean_length), members)
@@ -125,22 +127,22 @@ def train(
         fitness = outcome.fitness(len(scales))
         worth = np.zeros(len(scales))
         worth[own:] = shaped(config.shaping, fitness[own:])
-        gradient = noise_table.weighted_sum(table, worth[plus] - worth[minus], places, policy.count)
+        gradient = noise_table.weighted_sum(table, worth[plus] - worth[minus], offsets, policy.count)
         gradient *= np.float32(1 / (2 * pairs * sigma))
         before = params
-        with np.errstate(over="ignore", invalid="ignore"):  # looked at next
+        with np.errstate(over="ignore", invalid="ignore"):  # checked next
             optimizer, step = ascend(config, optimizer, gradient, iteration)
             params = (1 - np.float32(lr * config.weight_decay)) * params + np.float32(lr) * step
         if not np.isfinite(params).all():
             raise LearningFault(
                 f"iteration {iteration} computed weights that are not finite (scores {fitness.min():g} to "
-                f"{fitness.max():g}); they were not kept. Likely causes: --shaping raw with scores that are far too "
-                f"large, or a learning rate that is; try --lr {config.lr / 10:g}"
+                f"{fitness.max():g}); they were not kept. Likely causes: --shaping raw with scores, or a learning "
+                f"rate, that are far too large; try --lr {config.lr / 10:g}"
             )
-        record = outcome.record(slice(own, len(scales)))
-        scores.add([record])
-        scores.steps += int(outcome.record(slice(0, own))["lengths"].sum())
-        mean_length = float(record["lengths"].mean())
+        evaluated = outcome.scores(slice(own, len(scales)))
+        scores.add([evaluated])
+        scores.steps += int(outcome.scores(slice(0, own))["lengths"].sum())
+        mean_length = float(evaluated["lengths"].mean())
         if config.normalise:
             moments = moments.merge(outcome.moments)
 
@@ -163,7 +165,7 @@ def train(
         }
         timing = {"time/sample_seconds": sampled - begun, "time/learn_seconds": time.perf_counter() - sampled}
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | score(outcome, own) | measures | timing,
+            metrics=scores.metrics() | {"time/iterations": iteration} | own_score(outcome, own) | measures | timing,
             learned=learned,
             state=lambda learned=learned: learned,  # type: ignore[misc]
             policy=SavedPolicy(policy, {"params": params, "mean": new_shift, "scale": new_scale}, env.to_tree()),
@@ -171,7 +173,7 @@ def train(
 
 
 def shaped(name: str, scores: np.ndarray) -> np.ndarray:
-    """What scores (n,) count for. Equal scores count the same."""
+    """Shape scores (n,) into fitness values. Equal scores get equal values."""
     if name == "raw":
         return scores
     if name == "standard":
@@ -179,7 +181,7 @@ def shaped(name: str, scores: np.ndarray) -> np.ndarray:
         return standard
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    ranks = (ends - (counts + 1) / 2)[inverse]  # from 0 for the worst; the mean rank of those that are equal
+    ranks = (ends - (counts + 1) / 2)[inverse]  # from 0 for the worst; equal scores share their mean rank
     if name == "ranks":
         return ranks / max(len(scores) - 1, 1) - 0.5
     count = len(scores)
@@ -189,11 +191,11 @@ def shaped(name: str, scores: np.ndarray) -> np.ndarray:
 
 
 SLOTS = {"adam": ("mean", "square"), "sgd": ("speed",)}
-"""What each optimizer keeps for each weight."""
+"""State of each optimizer, for each weight."""
 
 
 def ascend(config: Config, kept: Tree, gradient: np.ndarray, iteration: int) -> tuple[Tree, np.ndarray]:
-    """What the optimizer keeps, anew, and the step for a learning rate of 1."""
+    """Return the new state of the optimizer, and its step for a learning rate of 1."""
     if config.optimizer == "sgd":
         momentum = np.float32(config.momentum)
         speed = momentum * kept["speed"] + (1 - momentum) * gradient
@@ -205,11 +207,11 @@ def ascend(config: Config, kept: Tree, gradient: np.ndarray, iteration: int) -> 
     return {"mean": mean, "square": square}, mean / np.float32(1 - 0.9**iteration) / (unbiased + np.float32(1e-8))
 
 
-_STARTED = 100_000  # observations that the statistics of a saved policy count as; it does not say how many there were
+_STARTED = 100_000  # a saved policy does not record its number of observations, so its statistics count as this many
 
 
-def _moments(config: Config, weights: Tree) -> Moments:
-    """Statistics to begin with: none, or those of the policy to start from."""
+def _moments(config: Config, weights: Weights) -> Moments:
+    """Start with no statistics, or with those of the policy to start from."""
     size = len(weights["mean"])
     if config.start is None or not config.normalise:
         return Moments.empty(size)

@@ -1,8 +1,8 @@
-"""Any optimizer of Nevergrad, by ask and tell: it proposes the weights of policies, and is told how they scored.
+"""Any optimizer of Nevergrad, by ask and tell: it proposes the weights of policies, and is told their scores.
 
 Each generation asks for a whole population, evaluates it, and tells the scores in the order of asking. The optimizer's
-`num_workers`, which changes what it does, is the population and never the number of workers. To see which optimizers
-there are, type: shoal optimizers
+`num_workers`, which changes its behaviour, is the population and never the number of workers. `shoal optimizers` lists
+the optimizers by family.
 """
 
 from __future__ import annotations
@@ -15,47 +15,49 @@ import logging
 import math
 import random
 import time
+import tomllib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from importlib import resources
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from shoal.algos import Step
-from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_start, score
+from shoal.algos.base import Step
+from shoal.algos.search import SearchConfig, first_weights, own_score, policy_for, saved_start
 from shoal.base import seeding, validation
 from shoal.base.blas import one_thread
 from shoal.base.memory import available_memory, in_words
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.errors import CheckpointFault, MissingExtra, UsageError
-from shoal.policies.policy import SavedPolicy
+from shoal.policies.policy import SavedPolicy, Statistics
+from shoal.sampling import tasks
 from shoal.sampling.population import Members, Population
 from shoal.sampling.scores import Scores
 
 log = logging.getLogger("shoal.nevergrad")
-
-PACKAGES = ("nevergrad", "cma", "scipy")
-"""What its results depend on beside what all algorithms do."""
 
 
 @dataclass(frozen=True)
 class Config(SearchConfig):
     """Settings of a search with Nevergrad."""
 
+    packages: ClassVar[tuple[str, ...]] = ("nevergrad", "cma", "scipy")
+
     optimizer: str = "CMA"
-    """Name in Nevergrad's registry: CMA, DE, PSO, OnePlusOne, ... All of them: shoal optimizers."""
+    """Name in Nevergrad's registry: CMA, DE, PSO, OnePlusOne, ... (`shoal optimizers` lists all)."""
     sigma: float = 0.5
-    """Standard deviation of each weight around where the search starts."""
+    """Initial standard deviation of each weight."""
     budget: int | None = None
-    """Evaluations in all that the optimizer may plan for. Some need it, and some choose what they do by it."""
+    """Total number of evaluations that the optimizer may plan for. Some optimizers need it or adapt to it."""
     environments: Literal["all", "independent"] = "all"
-    """Whether all policies of a generation are evaluated in equal environments."""
+    """Which members share environment seeds: all of a generation, or none."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
         found = super().problems() + validation.problems(self, at_least_one=("budget",), above_zero=("sigma",))
         try:
             names = registry()
@@ -65,10 +67,10 @@ class Config(SearchConfig):
             near = [name for name in names if name.lower() == self.optimizer.lower()]
             near = near or difflib.get_close_matches(self.optimizer, names, n=3)
             hint = f"Did you mean {' or '.join(near)}? " if near else ""
-            found.append(
-                f"Nevergrad has no optimizer {self.optimizer!r}. {hint}To see them all, type: shoal optimizers"
-            )
-        elif self.population > 1 and (names[self.optimizer].no_parallelization or family(self.optimizer) is CLASSIC):
+            found.append(f"Nevergrad has no optimizer {self.optimizer!r}. {hint}To list them, run: shoal optimizers")
+        elif self.population > 1 and (
+            names[self.optimizer].no_parallelization or family(self.optimizer).name == "classic"
+        ):
             found.append(f"{self.optimizer} takes one evaluation at a time: use --population 1, or another optimizer")
         return found
 
@@ -76,18 +78,20 @@ class Config(SearchConfig):
 def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
-    """Search for ever, from the start or from a state. What the optimizer may plan for is `budget`, not `steps`."""
-    spaces = engine.submit(describe, env.to_tree()).result()
+    """Search until the caller stops, from the start or from a state. Optimizers plan for `budget`, not for `steps`."""
+    spaces = engine.submit(tasks.describe, env.to_tree()).result()
     saved = saved_start(config)
-    # Statistics that went on changing would change what a policy scores; those of a saved policy are kept as they are.
+    # Changing statistics would change the score of equal weights, so those of a saved policy are kept as they are.
     policy = policy_for(config, spaces, normalise=saved is not None and saved.policy.normalise)
     first = first_weights(saved, policy, seed)
     population = Population(engine, env, policy, seed, config.lanes, config.width)
-    if word := too_large(config.optimizer, policy.count):
-        needed, there = _FULL_MATRICES * 8 * policy.count**2, available_memory()
-        if full(config.optimizer) and there is not None and needed > there:
-            raise UsageError(f"{word}. It would need {in_words(needed)} of memory, and {in_words(there)} are available")
-        log.warning("%s", word)
+    if warning := too_large(config.optimizer, policy.count):
+        needed, available = _FULL_MATRICES * 8 * policy.count**2, available_memory()
+        if full(config.optimizer) and available is not None and needed > available:
+            raise UsageError(
+                f"{warning}. It would need {in_words(needed)} of memory, and {in_words(available)} are available"
+            )
+        log.warning("%s", warning)
 
     state = state or {}
     searcher = Searcher(config, seed, first["params"])
@@ -97,15 +101,15 @@ def train(
         searcher.tell(losses)
     if searcher.asked != state.get("asked", searcher.asked):
         raise CheckpointFault(
-            f"{config.optimizer} did not ask the same again when it was told what it had been told before, so this "
-            f"search cannot go on. It does not follow from its seed alone: choose another optimizer for a new run"
+            f"{config.optimizer} proposed different weights when its history was replayed, so this search cannot be "
+            f"resumed. It does not depend on its seed alone: choose another optimizer for a new run"
         )
     scores = Scores(state.get("scores"))
     iteration, mean_length = len(told), state.get("mean_length", 0.0)
     own, count = config.score_episodes, config.population
     who = np.zeros(count, np.int64) if config.environments == "all" else np.arange(count)
     env_seeds = np.concatenate([-1 - np.arange(own), who])
-    statistics = {"mean": first["mean"], "scale": first["scale"]}
+    statistics: Statistics = {"mean": first["mean"], "scale": first["scale"]}
     weights = engine.share(statistics)
 
     while True:
@@ -120,10 +124,10 @@ def train(
         fitness = outcome.fitness(own + count)[own:]
         searcher.tell(-fitness)
         told = np.concatenate([told, -fitness[None]])
-        record = outcome.record(slice(own, own + count))
-        scores.add([record])
-        scores.steps += int(outcome.record(slice(0, own))["lengths"].sum())
-        mean_length = float(record["lengths"].mean())
+        evaluated = outcome.scores(slice(own, own + count))
+        scores.add([evaluated])
+        scores.steps += int(outcome.scores(slice(0, own))["lengths"].sum())
+        mean_length = float(evaluated["lengths"].mean())
 
         best = searcher.best.astype(np.float32)
         learned = {
@@ -142,24 +146,24 @@ def train(
         learning = ready - begun + time.perf_counter() - sampled
         timing = {"time/sample_seconds": sampled - ready, "time/learn_seconds": learning}
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | score(outcome, own) | measures | timing,
+            metrics=scores.metrics() | {"time/iterations": iteration} | own_score(outcome, own) | measures | timing,
             learned=learned,
             state=lambda learned=learned: learned,  # type: ignore[misc]
-            policy=SavedPolicy(policy, {"params": best} | statistics, env.to_tree()),
+            policy=SavedPolicy(policy, {"params": best, "mean": first["mean"], "scale": first["scale"]}, env.to_tree()),
         )
 
 
 class Searcher:
-    """One of Nevergrad's optimizers, whose every ask follows from the seed and from what it was told."""
+    """One of Nevergrad's optimizers, made to depend on nothing but the seed and the scores it was told."""
 
     def __init__(self, config: Config, seed: int, start: np.ndarray) -> None:
         self.name, self.count, self.seed = config.optimizer, config.population, seed
         self.budget = config.budget
         self.generation = 0
         self.asked = hashlib.sha256().hexdigest()
-        """Digest of all that it asked so far."""
+        """Digest of all weights proposed so far."""
         self._candidates: list[Any] = []
-        self._losses: dict[int, float] = {}  # of all that it asked, by `_key`
+        self._losses: dict[int, float] = {}  # of all proposed weights, by `_key`
         with self._fixed():
             import nevergrad
 
@@ -169,12 +173,12 @@ class Searcher:
             try:
                 self._optimizer = made(space, budget=config.budget, num_workers=self.count)
                 self.best: np.ndarray = start.astype(np.float64)
-                """What it recommends: where it starts, before it was told anything."""
-            except Exception as error:  # whatever any of hundreds of optimizers raises
+                """Recommended weights; those of the start before the first scores."""
+            except Exception as error:  # any of hundreds of optimizers may raise anything
                 raise self._refused(error) from error
 
     def ask(self) -> np.ndarray:
-        """Weights of a whole population (population, count) float64."""
+        """Propose the weights of a whole population (population, count) float64."""
         self.generation += 1
         with self._fixed():
             try:
@@ -186,7 +190,7 @@ class Searcher:
         return found
 
     def tell(self, losses: np.ndarray) -> None:
-        """Scores of what was asked last, less being better, in the order of asking."""
+        """Report the losses of the weights proposed last, in the order of asking."""
         with self._fixed():
             try:
                 for candidate, loss in zip(self._candidates, losses.tolist(), strict=True):
@@ -196,23 +200,25 @@ class Searcher:
                 raise self._refused(error) from error
         for candidate, loss in zip(self._candidates, losses.tolist(), strict=True):
             self._losses[_key(candidate.value)] = loss
-        # CMA begins anew once it has converged, and then recommends the best since. What it found before was better.
+        # CMA restarts once it has converged and then recommends the best since the restart, which may be worse.
         if not self._loss(recommended) > self._loss(self.best):
             self.best = recommended
 
     def _loss(self, params: np.ndarray) -> float:
-        """What it was told about weights; not a number if nothing, as of a mean of what was tried."""
+        """Look up the loss of weights; NaN for weights that were never evaluated, such as a mean."""
         return self._losses.get(_key(params), math.nan)
 
     def _fixed(self) -> contextlib.AbstractContextManager[None]:
-        return _fixed_chance(seeding.integer(self.seed, "ask", 1, self.generation))
+        return _seeded(seeding.integer(self.seed, "ask", 1, self.generation))
 
     def _refused(self, error: Exception) -> UsageError:
         hints = []
         if isinstance(error, ImportError):
-            hints.append("It needs a package that Nevergrad does not install: install that, or try another optimizer")
+            hints.append(
+                "It needs a package that Nevergrad does not install: install that package, or try another optimizer"
+            )
         elif self.budget is None:
-            hints.append("It may need to know how many evaluations there will be: --budget N")
+            hints.append("It may need to know the total number of evaluations: --budget N")
         if "paralleliz" in str(error).lower():
             hints.append("It takes one evaluation at a time: --population 1")
         return UsageError(
@@ -222,15 +228,15 @@ class Searcher:
 
 
 def _key(params: np.ndarray) -> int:
-    """Tells weights from others, as policies have them: Nevergrad's own way there and back changes the last bits."""
+    """Identify weights by their float32 bits: Nevergrad's own conversions change the last bits of float64."""
     return hash(params.astype(np.float32).tobytes())
 
 
 @contextlib.contextmanager
-def _fixed_chance(number: int) -> Iterator[None]:
-    """Many optimizers also draw from the process's own generators. Here these begin with a number that is given.
+def _seeded(number: int) -> Iterator[None]:
+    """Seed the global generators of NumPy and Python for a block: many optimizers draw from them.
 
-    And one BLAS thread, since more change bits; and no advice, of which Nevergrad gives a lot.
+    Also use one BLAS thread, since more change bits, and silence Nevergrad's many warnings.
     """
     numpy_state, python_state = np.random.get_state(), random.getstate()
     np.random.seed(number)
@@ -246,13 +252,13 @@ def _fixed_chance(number: int) -> Iterator[None]:
 
 @functools.cache
 def registry() -> dict[str, Any]:
-    """Nevergrad's optimizers by name."""
+    """Import Nevergrad and return its optimizers by name."""
     try:
-        with _fixed_chance(0):  # some settings of optimizers are drawn when it is loaded
+        with _seeded(0):  # Nevergrad draws settings of some optimizers at import
             import nevergrad
     except ImportError:
         raise MissingExtra(
-            "this needs a package that is not installed. To install it, type: pip install 'shoal[nevergrad]'"
+            "the algorithm nevergrad needs a package that is not installed: pip install 'shoal[nevergrad]'"
         ) from None
     return {name: made for name, made in nevergrad.optimizers.registry.items() if name.strip()}
 
@@ -262,67 +268,46 @@ class Family:
     """Optimizers of one kind."""
 
     name: str
-    words: str
-    """What they do."""
-    limit: int | None
-    """Number of weights up to which they are any good; None: any."""
-    kinds: tuple[str, ...]
+    description: str
+    kinds: tuple[str, ...] = ()
     """Nevergrad's classes."""
+    limit: int | None = None
+    """Number of weights up to which they make progress; None: any."""
 
 
-CLASSIC = Family(
-    "classic", "local searches of numerical libraries; one evaluation at a time (--population 1)", 200,
-    ("NonObjectOptimizer", "SPSA"),
-)  # fmt: skip
-
-FAMILIES = (
-    Family("diagonal CMA", "as CMA, but learns a scale for each weight only; for large networks", None, ()),
-    Family("CMA", "learns how weights go together: the best start for small networks. Memory and time grow with the "
-           "square of the weights", 2000, ("ParametrizedCMA", "CMA", "MetaCMA")),
-    Family("differential evolution", "combines differences of good policies", 10_000,
-           ("DifferentialEvolution",)),
-    Family("particle swarms", "policies fly towards the best ones known", 10_000, ("ConfPSO",)),
-    Family("one plus one", "changes the best policy and keeps what is better; for noisy scores, those called Noisy",
-           None, ("ParametrizedOnePlusOne",)),
-    Family("populations", "mutate, recombine, keep the better half", None,
-           ("EvolutionStrategy", "ParametrizedTBPSA", "cGA")),
-    Family("distributions", "fit a normal distribution to the best policies", 1000, ("EMNA", "EDA")),
-    Family("choosers", "choose an optimizer by dimension, budget and population; give --budget", None,
-           ("NGOptBase", "ConfPortfolio", "Portfolio", "MultipleSingleRuns", "ChoiceBase")),
-    Family("chains", "one optimizer after another; give --budget", 2000, ("Chaining", "Rescaled")),
-    Family("surrogates", "fit a model of the score and look where it is best", 200,
-           ("ParametrizedMetaModel", "ParametrizedBO", "BayesOptim", "AXP")),
-    CLASSIC,
-    Family("samplers", "try random or evenly spread policies and learn nothing on the way; give --budget", 100,
-           ("SamplingSearch", "RandomSearchMaker", "StupidRandom")),
-    Family("others", "several criteria, bandits, one optimizer for each group of weights", None, ()),
-)  # fmt: skip
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """Read the families: diagonal CMA first, then CMA; the last one takes all other optimizers."""
+    text = (resources.files(__package__) / "nevergrad_families.toml").read_text()
+    return tuple(
+        Family(**family | {"kinds": tuple(family.get("kinds", ()))}) for family in tomllib.loads(text)["family"]
+    )
 
 
 def family(name: str) -> Family:
-    """The family of an optimizer."""
+    """Find the family of an optimizer."""
     made = registry()[name]
     kinds = {kind.__name__ for kind in (made.__mro__ if isinstance(made, type) else type(made).__mro__)}
     if "ParametrizedCMA" in kinds and made.config().get("diagonal"):
-        return FAMILIES[0]
-    return next((known for known in FAMILIES if kinds & set(known.kinds)), FAMILIES[-1])
+        return families()[0]
+    return next((known for known in families() if kinds & set(known.kinds)), families()[-1])
 
 
 _FULL_MATRICES = 4
-"""Numbers that full CMA keeps for each pair of weights, about."""
+"""Numbers that full CMA keeps for each pair of weights, approximately."""
 
 
 def full(name: str) -> bool:
-    """Whether an optimizer learns how all weights go together, itself or by one that it is made of."""
-    return family(name).name != FAMILIES[0].name and "CMA" in name and "Diag" not in name
+    """Test whether an optimizer, or one that it is built from, learns the full covariance of the weights."""
+    return family(name) is not families()[0] and "CMA" in name and "Diag" not in name
 
 
 def too_large(name: str, count: int) -> str:
-    """A warning, if an optimizer is no good for so many weights."""
-    limit = FAMILIES[1].limit if full(name) else family(name).limit
+    """Word a warning if an optimizer does not suit this number of weights; empty if it does."""
+    limit = families()[1].limit if full(name) else family(name).limit
     if limit is None or count <= limit:
         return ""
     return (
-        f"the policy has {count:,} weights, and {name} ({family(name).name}) hardly gets anywhere with more than "
+        f"the policy has {count:,} weights, and {name} ({family(name).name}) makes little progress with more than "
         f"{limit:,}. For large networks use --optimizer DiagonalCMA or OnePlusOne, or the algorithm es"
     )

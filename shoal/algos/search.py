@@ -1,67 +1,73 @@
-"""What algorithms that search for a policy by its score alone have in common: settings, the policy, where to start."""
+"""What es and nevergrad share: both search for a policy by the scores of whole episodes alone."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
 
+from shoal.algos.base import AlgorithmConfig
 from shoal.base import seeding, validation
-from shoal.base.trees import Tree
 from shoal.errors import UsageError
 from shoal.policies import actions
-from shoal.policies.actions import Bins, Gaussian, Head, Point
-from shoal.policies.policy import Policy, SavedPolicy
+from shoal.policies.actions import Bins, Distribution, Gaussian, Point
+from shoal.policies.policy import Policy, SavedPolicy, Weights
 from shoal.sampling.population import Outcome, Plan
+from shoal.sampling.tasks import Spaces
 
 Activation = Literal["tanh", "relu", "sigmoid", "softsign", "identity"]
 
 
 @dataclass(frozen=True)
-class SearchConfig:
-    """Settings that every search has."""
+class SearchConfig(AlgorithmConfig):
+    """Settings of every search."""
 
     population: int = 64
-    """Policies that are evaluated in each generation."""
+    """Policies evaluated in each generation."""
     episodes: int = 1
-    """Episodes of an evaluation; its score is their mean return."""
+    """Episodes per evaluation; the score is their mean return."""
     min_steps: int = 0
-    """An evaluation plays more episodes until it has taken this many steps."""
+    """Minimum environment steps per evaluation: more episodes are played until it is reached."""
     fixed_seeds: bool = False
-    """Evaluate in the same environments in every generation; new ones in each unless told."""
+    """Use the same environment seeds in every generation (default: new ones in each)."""
     length_factor: float = 0.0
-    """Cut episodes off at this many times the mean length of the generation before (2 is usual); 0 never does."""
+    """Truncate episodes at this multiple of the previous generation's mean length (usually 2); 0: no truncation."""
     score_episodes: int = 8
-    """Episodes in each generation of the policy that the search has arrived at, for its score alone."""
+    """Episodes in each generation that evaluate the current policy itself; reported, not learned from."""
     tasks: int | None = None
-    """Lanes that a generation is cut into; at most this many workers are busy. Part of the result. Unless told, one for
-    every 16 policies, and two for 8 to 32."""
+    """Lanes per generation; at most this many workers are busy. Changes the result. Default: one for every 16 policies,
+    and two for 8 to 32."""
     width: int = 24
-    """Episodes of a lane that are played together, at most."""
+    """Maximum number of episodes that a lane plays at the same time."""
     hidden: tuple[int, ...] = ()
-    """Hidden layers; none for a linear policy."""
+    """Hidden layers (default: none, a linear policy)."""
     activation: Activation = "tanh"
-    """Hidden activation."""
+    """Activation of the hidden layers."""
     output: Activation = "identity"
-    """Activation of the outputs. tanh and softsign are stretched to the bounds of actions that are numbers."""
+    """Activation of the output layer. tanh and softsign are scaled to the bounds of continuous actions."""
     memory: Literal["none", "elman", "lstm"] = "none"
-    """Whether hidden layers remember what they computed before."""
+    """Recurrence of the hidden layers."""
     bins: int = 0
-    """Choose each number of an action among so many values between its bounds; 0 computes the number."""
+    """Discretise each component of a continuous action into this many values; 0: continuous."""
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """Start from the policy of this run, or from a policy file."""
 
     @property
     def lanes(self) -> int:
-        """Lanes that a generation is cut into: those in a lane share what a step costs beside the environment."""
+        """Lanes per generation. Policies in a lane share the cost of a step outside the environment."""
         return self.tasks or max(self.population // 16, min(2, self.population // 4), 1)
 
+    @property
+    def samples(self) -> Literal["scores"]:
+        """What workers send: scores alone."""
+        return "scores"
+
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
         found = validation.problems(
             self,
             at_least_one=("population", "episodes", "tasks", "width", "hidden"),
@@ -69,83 +75,85 @@ class SearchConfig:
         )
         if 0 < self.length_factor <= 1:
             found.append(
-                f"length_factor must be 0 or above 1, not {self.length_factor}: episodes could only get shorter"
+                f"length_factor must be 0 or above 1, not {self.length_factor}: episodes could only become shorter"
             )
         if self.bins == 1:
-            found.append("bins must be 0, or 2 or more: with one there is nothing to choose")
+            found.append("bins must be 0, or 2 or more: one value leaves no choice")
         if self.memory != "none" and not self.hidden:
-            found.append(f"memory {self.memory} needs hidden layers to remember with: give --hidden 16")
+            found.append(f"memory {self.memory} needs hidden layers, for example --hidden 16")
         return found
 
     def plan(self, generation: int, mean_length: float) -> Plan:
-        """How to evaluate in a generation, after one with episodes of that mean length."""
+        """Plan the evaluations of a generation; `mean_length` is that of the previous generation's episodes."""
         limit = math.ceil(self.length_factor * mean_length) or None
         return Plan(generation, self.episodes, self.min_steps, limit, self.fixed_seeds)
 
 
-def policy_for(config: SearchConfig, spaces: Tree, normalise: bool) -> Policy:
-    """The policy that a search looks for."""
-    head = _head(config, actions.from_tree(spaces["head"]))
+def policy_for(config: SearchConfig, spaces: Spaces, normalise: bool) -> Policy:
+    """Build the policy whose weights a search looks for."""
+    distribution = _deterministic(config, actions.from_record(spaces["distribution"]))
     return Policy(
-        tuple(spaces["shape"]), spaces["dtype"], head, config.hidden, config.activation, normalise,
+        tuple(spaces["shape"]), spaces["dtype"], distribution, config.hidden, config.activation, normalise,
         memory=config.memory, output=config.output,
     )  # fmt: skip
 
 
-def _head(config: SearchConfig, head: Head) -> Head:
-    """Actions without chance: a search tries policies, not actions."""
-    if not isinstance(head, Gaussian):
+def _deterministic(config: SearchConfig, found: Distribution) -> Distribution:
+    """Make actions deterministic: a search explores policies, not actions."""
+    if not isinstance(found, Gaussian):
         if config.bins:
-            raise UsageError(
-                "--bins is for actions that are numbers (a Box space); this environment has choices already"
-            )
-        return head
-    bounded = np.isfinite([*head.low, *head.high]).all()
+            raise UsageError("--bins is for continuous actions (a Box space); this environment's are discrete already")
+        return found
+    bounded = bool(np.isfinite([*found.low, *found.high]).all())
     if not config.bins:
-        return Point(
-            head.shape, head.low, head.high, head.dtype, config.output in ("tanh", "softsign") and bool(bounded)
-        )
+        scaled = config.output in ("tanh", "softsign") and bounded
+        return Point(found.shape, found.low, found.high, found.dtype, scaled)
     if not bounded:
         raise UsageError(
-            f"--bins needs bounds for every number of an action, and here they are {head.low} to {head.high}. "
+            f"--bins needs finite bounds for every component of an action; here they are {found.low} to {found.high}. "
             f"Leave it out, or wrap the environment so that its actions have bounds"
         )
-    numbers = math.prod(head.shape)
-    return Bins((config.bins,) * numbers, (0,) * numbers, False, head.shape, head.low, head.high, head.dtype)
+    count = math.prod(found.shape)
+    return Bins((config.bins,) * count, (0,) * count, False, found.shape, found.low, found.high, found.dtype)
 
 
 def saved_start(config: SearchConfig) -> SavedPolicy | None:
-    """The policy to start from, if there is one."""
+    """Load the policy to start from, if one is given."""
     return None if config.start is None else SavedPolicy.load(Path(config.start))
 
 
-def first_weights(saved: SavedPolicy | None, policy: Policy, seed: int) -> Tree:
-    """Weights to start from: new ones, or those of a saved policy. `params`, `mean` and `scale`."""
+def first_weights(saved: SavedPolicy | None, policy: Policy, seed: int) -> Weights:
+    """Return the weights to start from: new ones, or those of a saved policy."""
     if saved is None:
-        nothing = {"mean": np.zeros(policy.inputs, np.float32), "scale": np.ones(policy.inputs, np.float32)}
-        return {"params": policy.init(seeding.rng(seed, "weights"))} | nothing
+        params = policy.init(seeding.rng(seed, "weights"))
+        return {
+            "params": params,
+            "mean": np.zeros(policy.inputs, np.float32),
+            "scale": np.ones(policy.inputs, np.float32),
+        }
     differs = [
         f"{name.replace('_', ' ')} {_words(getattr(saved.policy, name))} there, {_words(getattr(policy, name))} here"
         for name in ("observation_shape", "hidden", "activation", "memory", "output", "dueling", "normalise")
         if getattr(saved.policy, name) != getattr(policy, name)
     ]
     if saved.policy.network.count != policy.network.count and not differs:
-        differs = [f"actions: {saved.policy.head} there, {policy.head} here"]
+        differs = [f"actions: {saved.policy.distribution} there, {policy.distribution} here"]
     if differs:
         raise UsageError(
-            f"the policy of --from does not fit: {'; '.join(differs)}. Give the settings that it was learned with"
+            f"the policy of --from does not fit: {'; '.join(differs)}. Use the settings that it was learned with"
         )
-    # Standard deviations at the end, which gradient algorithms learn too, have no use here.
-    return saved.weights | {"params": saved.weights["params"][: policy.network.count].copy()}
+    # Gradient algorithms also learn standard deviations, at the end, which a search does not use.
+    start = saved.weights
+    return {**start, "params": start["params"][: policy.network.count].copy()}
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
-def score(outcome: Outcome, episodes: int) -> dict[str, float]:
-    """The score of the policy itself, whose episodes come first, as metrics."""
-    own = outcome.record(slice(0, episodes))
+def own_score(outcome: Outcome, episodes: int) -> dict[str, float]:
+    """Report the score of the current policy itself, whose episodes come first."""
+    own = outcome.scores(slice(0, episodes))
     if not episodes:
         return {}
     return {"eval/mean_reward": float(own["returns"].mean()), "eval/mean_ep_length": float(own["lengths"].mean())}

@@ -1,8 +1,8 @@
-"""Trust region policy optimization (Schulman et al., 2015), with generalised advantage estimates.
+"""Trust region policy optimization (Schulman et al., 2015), with generalised advantage estimation.
 
-Each iteration samples a batch with the current policy, takes one natural-gradient step whose size is bounded by the
-KL divergence from the old policy, and fits the value function. The two share no weights: each is a jitted call, and
-both run at the same time.
+Each iteration samples a batch with the current policy, takes one natural-gradient step whose size is bounded by the KL
+divergence from the old policy, and fits the value function. The two share no weights: each is one jitted call, and both
+run at the same time.
 """
 
 from __future__ import annotations
@@ -17,73 +17,86 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from shoal.algos import Step
+from shoal.algos.base import AlgorithmConfig, Step
 from shoal.base import seeding, validation
+from shoal.base.arrays import Array
 from shoal.base.moments import Moments
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
-from shoal.learning.estimators import assess, conjugate_gradient, explained_variance, mean, standardise
+from shoal.learning.estimators import assess, conjugate_gradient, explained_variance, mean, not_finite, standardise
 from shoal.learning.xla import ready, together
 from shoal.policies import actions
 from shoal.policies.networks import MLP
-from shoal.policies.policy import Policy, SavedPolicy
-from shoal.sampling.batch import make_batch, merged_moments, minibatch_orders
+from shoal.policies.policy import Policy, SavedPolicy, Weights
+from shoal.sampling import tasks
+from shoal.sampling.batch import Batch, make_batch, merged_moments, minibatch_orders
 from shoal.sampling.lanes import Lanes
 from shoal.sampling.scores import Scores
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(AlgorithmConfig):
     """Settings of TRPO."""
 
     batch_steps: int = 4096
     """Environment steps per iteration (at least)."""
     batch: Literal["fragments", "episodes"] = "fragments"
-    """What a batch is made of: fixed fragments, cut anywhere, or whole episodes."""
+    """What a batch consists of: fragments (rollouts of fixed length, cut anywhere) or whole episodes."""
     lanes: int = 8
-    """Groups of environments; at most this many workers are busy. Part of the result, unlike the number of workers."""
+    """Groups of environments (n_envs = lanes x width); at most this many workers are busy. Changes the result, unlike
+    the number of workers."""
     width: int = 8
     """Environments in a lane, stepped together."""
     gamma: float = 0.99
-    """Discount per step."""
+    """Discount factor."""
     lam: float = 0.95
-    """Weight of longer returns in the advantage estimate."""
+    """Lambda of generalised advantage estimation."""
     hidden: tuple[int, ...] = (64, 64)
     """Hidden layers of the policy and of the value function."""
     activation: Literal["tanh", "relu"] = "tanh"
-    """Hidden activation."""
+    """Activation of the hidden layers."""
     log_std_init: float = 0.0
-    """Log standard deviation of a new policy's actions, where they are numbers."""
+    """Initial log standard deviation of continuous actions."""
     normalise: bool = True
-    """Shift and scale observations by their running statistics."""
+    """Normalise observations by their running mean and standard deviation."""
     max_kl: float = 0.01
-    """Size of the trust region: mean KL divergence per iteration."""
+    """Size of the trust region: maximum mean KL divergence per iteration."""
     cg_iterations: int = 10
-    """Conjugate gradient steps for the natural gradient."""
+    """Conjugate-gradient steps for the natural gradient."""
     cg_damping: float = 0.1
-    """Added to the diagonal of the Fisher matrix."""
+    """Damping: added to the diagonal of the Fisher matrix."""
     fisher_stride: int = 1
-    """Use every k-th sample for Fisher products: faster, less exact."""
+    """Use every k-th sample for Fisher-vector products: faster, less exact."""
     line_search_steps: int = 10
-    """How often the step is shortened before it is given up."""
+    """Maximum number of backtracking steps of the line search."""
     line_search_shrink: float = 0.8
-    """By how much it is shortened each time."""
+    """Factor by which the line search shortens the step each time."""
     value_lr: float = 1e-3
-    """Adam's learning rate for the value function."""
+    """Learning rate of Adam for the value function."""
     value_epochs: int = 10
-    """Passes over the batch when fitting the value function."""
+    """Passes over each batch when fitting the value function."""
     value_batch: int = 128
     """Samples per gradient step of the value function."""
 
     @property
     def fragment_steps(self) -> int:
-        """Steps of a fragment: the batch divided over all slots."""
+        """Steps of a fragment: the batch divided by the number of slots."""
         return -(-self.batch_steps // (self.lanes * self.width))
 
+    @property
+    def samples(self) -> Literal["fragments", "episodes"]:
+        """What a batch consists of."""
+        return self.batch
+
+    @property
+    def steps_per_iteration(self) -> int | None:
+        """Environment steps of one iteration; whole episodes take a varying number."""
+        return self.fragment_steps * self.lanes * self.width if self.batch == "fragments" else None
+
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
         found = validation.problems(
             self,
             at_least_one=(
@@ -103,10 +116,10 @@ class Config:
 def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
-    """Learn for ever, from the start or from a state. TRPO has no schedules, so `steps` does not matter."""
-    spaces = engine.submit(describe, env.to_tree()).result()
+    """Learn until the caller stops, from the start or from a state. TRPO has no schedules, so `steps` is not used."""
+    spaces = engine.submit(tasks.describe, env.to_tree()).result()
     policy = Policy(
-        tuple(spaces["shape"]), spaces["dtype"], actions.from_tree(spaces["head"]),
+        tuple(spaces["shape"]), spaces["dtype"], actions.from_record(spaces["distribution"]),
         config.hidden, config.activation, config.normalise,
     )  # fmt: skip
     value = MLP((policy.inputs, *config.hidden, 1), config.activation)
@@ -127,31 +140,25 @@ def train(
 
     while True:
         iteration += 1
-        begun = time.perf_counter()
         shift, scale = moments.normaliser()
         weights = engine.share({"params": np.asarray(params), "mean": shift, "scale": scale})
         if config.batch == "fragments":
-            records = lanes.fragments(weights, config.fragment_steps)
+            records = lanes.collect(lanes.request(weights, config.fragment_steps))
         else:
             records = lanes.episodes(weights, config.batch_steps)
-        sampled = time.perf_counter()
 
         batch = make_batch(records)
         orders = minibatch_orders(seeding.rng(seed, "learn", iteration), batch, config.value_epochs, config.value_batch)
-        params, critic, adam, returns, learning = update(params, critic, adam, returns, shift, scale, batch, orders)
-        learning = {name: float(number) for name, number in learning.items()}
-        if not learning.pop("finite"):
-            raise LearningFault(
-                f"iteration {iteration} computed weights that are not finite ({learning}); they were not kept. "
-                f"Likely causes: rewards that are far too large, or a learning rate that is; "
-                f"try --value-lr {config.value_lr / 10:g}"
-            )
+        params, critic, adam, returns, measures = update(params, critic, adam, returns, shift, scale, batch, orders)
+        measures = {name: float(number) for name, number in measures.items()}
+        if not measures.pop("finite"):
+            raise LearningFault(not_finite(iteration, measures, f"--value-lr {config.value_lr / 10:g}"))
         scores.add(records)
         if config.normalise:
             moments = merged_moments(moments, records)
 
         new_shift, new_scale = moments.normaliser()
-        current = {"params": np.asarray(params), "mean": new_shift, "scale": new_scale}
+        current: Weights = {"params": np.asarray(params), "mean": new_shift, "scale": new_scale}
         learned = {
             "policy": {"params": np.asarray(params)},
             "value": {"params": np.asarray(critic), "returns": np.asarray(returns)},
@@ -161,36 +168,42 @@ def train(
             "iteration": iteration,
         }
         ledger = lanes.state()
-        timing = {"time/sample_seconds": sampled - begun, "time/learn_seconds": time.perf_counter() - sampled}
+        timing = {
+            "time/sample_seconds": lanes.sampled.seconds,
+            "time/learn_seconds": time.perf_counter() - lanes.sampled.done,
+        }
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | learning | timing,
+            metrics=scores.metrics() | {"time/iterations": iteration} | measures | timing,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
             policy=SavedPolicy(policy, current, env.to_tree()),
         )
 
 
-def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> Callable[..., Any]:
-    """The whole learning step as one function of arrays."""
-    head = policy.head
+def make_update(
+    config: Config, policy: Policy, value: MLP, optimizer: optax.GradientTransformation
+) -> Callable[..., Any]:
+    """Build the update of all weights from one batch."""
+    distribution = policy.distribution
 
     def update(
-        params: Any, critic: Any, adam: Any, returns: Any, shift: Any, scale: Any, batch: Any, orders: Any
-    ) -> Any:
+        params: Array, critic: Array, adam: optax.OptState, returns: Array, shift: Array, scale: Array, batch: Batch,
+        orders: Array,
+    ) -> tuple[Array, Array, optax.OptState, Array, dict[str, Array]]:  # fmt: skip
         batch, orders = ready((batch, orders))
-        known, acted, estimates, variance = ready(look(critic, returns, shift, scale, batch))
+        known, acted, estimates, variance = ready(assess_batch(critic, returns, shift, scale, batch))
         used = batch["weights"]
-        (new_params, learning), (new_critic, new_adam, value_loss) = together(
+        (new_params, measures), (new_critic, new_adam, value_loss) = together(
             lambda: policy_step(params, acted, batch["actions"], estimates, used),
             lambda: value_fit(known.critic, adam, acted, known.normal_targets, used, orders),
         )
         finite = np.isfinite(new_params).all() and np.isfinite(new_critic).all()
-        learning |= {"train/value_loss": value_loss, "train/explained_variance": variance, "finite": finite}
-        return new_params, new_critic, new_adam, known.returns, learning
+        measures |= {"train/value_loss": value_loss, "train/explained_variance": variance, "finite": finite}
+        return new_params, new_critic, new_adam, known.returns, measures
 
     @jax.jit
-    def look(critic: Any, returns: Any, shift: Any, scale: Any, batch: Any) -> Any:
-        """What the value function says of a batch, and the samples that both learn from."""
+    def assess_batch(critic: Array, returns: Array, shift: Array, scale: Array, batch: dict[str, Array]) -> Any:
+        """Estimate values and advantages of a batch."""
         features = policy.features(batch["observations"], shift, scale)
         final_features = policy.features(batch["finals"], shift, scale)
         acted, used = features[:-1], batch["weights"]
@@ -199,28 +212,30 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         return known, acted, standardise(known.estimates, used), variance
 
     @jax.jit
-    def policy_step(params: Any, x: Any, actions: Any, estimates: Any, used: Any) -> Any:
+    def policy_step(
+        params: Array, x: Array, actions: Array, estimates: Array, used: Array
+    ) -> tuple[Array, dict[str, Array]]:
         old = policy.out(params, x)
-        old_log_prob = head.log_prob(old, actions)
+        old_log_prob = distribution.log_prob(old, actions)
 
-        def objective(new_params: Any) -> Any:
-            ratio = jnp.exp(head.log_prob(policy.out(new_params, x), actions) - old_log_prob)
+        def objective(new_params: Array) -> Array:
+            ratio = jnp.exp(distribution.log_prob(policy.out(new_params, x), actions) - old_log_prob)
             return mean(ratio * estimates, used)
 
-        def divergence(new_params: Any) -> Any:
-            return mean(head.kl(old, policy.out(new_params, x)), used)
+        def divergence(new_params: Array) -> Array:
+            return mean(distribution.kl(old, policy.out(new_params, x)), used)
 
         before, gradient = jax.value_and_grad(objective)(params)
 
-        # Fisher product as J^T F J: one linearisation serves all conjugate gradient steps.
+        # Fisher product as J^T F J: one linearisation serves all conjugate-gradient steps.
         stride = config.fisher_stride
         fisher_x, fisher_used = x[::stride], used[::stride]
         fisher_out, forward = jax.linearize(lambda p: policy.out(p, fisher_x), params)
         backward = jax.linear_transpose(forward, params)
         share = (fisher_used / fisher_used.sum())[..., None]
 
-        def fisher_product(vector: Any) -> Any:
-            (image,) = backward(share * head.fisher(fisher_out, forward(vector)))
+        def fisher_product(vector: Array) -> Array:
+            (image,) = backward(share * distribution.fisher(fisher_out, forward(vector)))
             return image + config.cg_damping * vector
 
         direction = conjugate_gradient(fisher_product, gradient, config.cg_iterations)
@@ -228,7 +243,7 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
         length = jnp.sqrt(2 * config.max_kl / (direction @ fisher_product(direction) + 1e-8))
         step = length * direction
 
-        def too_long(search: Any) -> Any:
+        def too_long(search: Any) -> Array:
             tries, _, accepted, *_ = search
             return (tries < config.line_search_steps) & ~accepted
 
@@ -248,25 +263,27 @@ def make_update(config: Config, policy: Policy, value: MLP, optimizer: Any) -> C
             "train/kl_divergence_loss": jnp.where(accepted, kl, 0.0),
             "train/is_line_search_success": accepted.astype(jnp.float32),
             "train/step_fraction": jnp.where(accepted, fraction, 0.0),
-            "train/entropy_loss": -mean(head.entropy(old), used),
+            "train/entropy_loss": -mean(distribution.entropy(old), used),
         }
 
     @jax.jit
-    def value_fit(critic: Any, adam: Any, x: Any, targets: Any, used: Any, orders: Any) -> Any:
+    def value_fit(
+        critic: Array, adam: optax.OptState, x: Array, targets: Array, used: Array, orders: Array
+    ) -> tuple[Array, optax.OptState, Array]:
         count = targets.size
         rows = [x.reshape(count, -1), targets.reshape(count), used.reshape(count)]
 
-        def loss(parameters: Any, x: Any, target: Any, weight: Any) -> Any:
+        def loss(parameters: Array, x: Array, target: Array, weight: Array) -> Array:
             error = value(parameters, x)[:, 0] - target
             return (weight * error**2).sum() / jnp.maximum(weight.sum(), 1.0)
 
-        def minibatch(carry: Any, at: Any) -> Any:
+        def minibatch(carry: Any, at: Any) -> tuple[Any, Array]:
             parameters, optimizer_state = carry
             number, gradient = jax.value_and_grad(loss)(parameters, *at)
             change, optimizer_state = optimizer.update(gradient, optimizer_state, parameters)
             return (optax.apply_updates(parameters, change), optimizer_state), number
 
-        def epoch(carry: Any, order: Any) -> Any:
+        def epoch(carry: Any, order: Array) -> tuple[Any, Array]:
             # Gathering the shuffled batch once and cutting it is twice as fast as gathering every minibatch.
             pieces = [row[order.reshape(-1)].reshape(*order.shape, *row.shape[1:]) for row in rows]
             carry, losses = jax.lax.scan(minibatch, carry, pieces)

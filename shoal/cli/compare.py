@@ -48,7 +48,7 @@ def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
     from shoal import engines
     from shoal.commands.compare import findings, heads
     from shoal.commands.compare.plan import threshold, unequal
-    from shoal.envs.make import describe
+    from shoal.sampling.tasks import describe
 
     env = jobs[0].settings.env_spec
     begun = time.monotonic()

@@ -21,10 +21,10 @@ class OptimizersArgs:
 def list_optimizers(words: list[str]) -> int:
     """List optimizers."""
     wanted = parse(OptimizersArgs, words, "optimizers")
-    from shoal.algos.nevergrad import FAMILIES, family, registry
+    from shoal.algos.nevergrad import families, family, registry
 
     out = console()
-    by_family: dict[str, list[str]] = {known.name: [] for known in FAMILIES}
+    by_family: dict[str, list[str]] = {known.name: [] for known in families()}
     for name in registry():
         by_family[family(name).name].append(name)
     if wanted.family is not None:
@@ -33,9 +33,9 @@ def list_optimizers(words: list[str]) -> int:
         for name in sorted(by_family[wanted.family]):
             say(out, name)
         return 0
-    for known in FAMILIES:
+    for known in families():
         names = sorted(by_family[known.name], key=lambda name: (len(name), name))
         most = "" if known.limit is None else f" Up to about {known.limit:,} weights."
-        say(out, f"{known.name} ({len(names)}): {known.words}.{most}\n  {' '.join(names[:12])}")
+        say(out, f"{known.name} ({len(names)}): {known.description}.{most}\n  {' '.join(names[:12])}")
     say(out, "All of a family: shoal optimizers FAMILY. To use one: shoal train nevergrad CartPole-v1 --optimizer DE")
     return 0

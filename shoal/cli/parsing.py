@@ -86,7 +86,7 @@ def algorithm(command: str, words: list[str], extra: type[Any] | None = None) ->
 
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: shoal {command} ALGORITHM ENVIRONMENT [--setting value ...]\n")
-        print(f"Algorithms: {', '.join(algos.ALGOS)}")
+        print(f"Algorithms: {', '.join(algos.ALGORITHMS)}")
         print(f"Example:    shoal {command} trpo CartPole-v1 --seed 1")
         print(f"Settings:   shoal {command} trpo --help")
         sys.exit(0 if words else 2)
@@ -122,7 +122,7 @@ def _hint_at_preset(algo: str, name: str) -> None:
     from shoal.envs.make import check_id
 
     near = difflib.get_close_matches(name, presets.presets(algo), n=1, cutoff=0.7)
-    others = [other for other in algos.ALGOS if presets.find(other, name)]
+    others = [other for other in algos.ALGORITHMS if presets.find(other, name)]
     if not (near or others) or not check_id(name):
         return
     if near:

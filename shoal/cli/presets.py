@@ -29,7 +29,7 @@ def show_presets(words: list[str]) -> int:
 
     out = console()
     if wanted.algo is None:
-        for algo in algos.ALGOS:
+        for algo in algos.ALGORITHMS:
             say(out, f"{algo}: {', '.join(presets.presets(algo)) or 'none'}")
         return 0
     algos.load(wanted.algo)

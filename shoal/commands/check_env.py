@@ -22,8 +22,9 @@ import numpy as np
 from shoal.base.host import available_cores
 from shoal.base.trees import Tree
 from shoal.engines import make as make_engine
-from shoal.envs.make import EnvSpec, describe, make, time_limit
+from shoal.envs.make import EnvSpec, make, time_limit
 from shoal.errors import TaskFailed
+from shoal.sampling.tasks import describe
 
 STEPS = 300  # of an episode that is compared
 LEAK_MEGABYTES = 4.0  # less is not told from an allocator that settles

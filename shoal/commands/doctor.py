@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from shoal import __version__, engines
 from shoal.base.host import available_cores
 from shoal.engines import ENGINES
-from shoal.engines.fingerprint import canary, fingerprint
+from shoal.engines.fingerprint import fingerprint
 from shoal.errors import ShoalError
+from shoal.sampling import tasks
 from shoal.spmd.launching import mpirun
 from shoal.testing.redis_rig import Rig
 
@@ -55,7 +56,7 @@ def _engine(name: str) -> Check:
     begun = time.perf_counter()
     try:
         with _place(name) as (place, workers), engines.make(place, workers) as engine:
-            answers = set(engine.map(_canary, range(2 * engine.workers)))
+            answers = set(engine.map(tasks.canary, range(2 * engine.workers)))
             seconds = time.perf_counter() - begun
             return Check(
                 f"engine {name}",
@@ -80,7 +81,8 @@ def _place(name: str) -> Iterator[tuple[str, int | None]]:
 
 def _mpi() -> Check:
     """Ranks cannot be had from inside of this process, so a job of two is started."""
-    script = "import shoal, shoal.commands.doctor as d\nwith shoal.engine('mpi') as e: print(e.map(d._canary, [0])[0])"
+    imports = "import shoal; from shoal.sampling.tasks import canary"
+    script = f"{imports}\nwith shoal.engine('mpi') as engine: print(engine.map(canary, [0])[0])"
     begun = time.perf_counter()
     try:
         done = subprocess.run(
@@ -93,10 +95,6 @@ def _mpi() -> Check:
     if done.returncode:
         return Check("engine mpi", False, detail)
     return Check("engine mpi", True, f"1 worker(s) in {time.perf_counter() - begun:.2f} s, canary {detail}")
-
-
-def _canary(_: int) -> str:
-    return canary()
 
 
 def _learner() -> Check:

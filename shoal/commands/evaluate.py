@@ -9,14 +9,14 @@ import numpy as np
 
 from shoal import engines
 from shoal.base.seeding import MAX_SEED
-from shoal.base.trees import Tree
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.errors import UsageError
 from shoal.policies import actions
 from shoal.policies.policy import SavedPolicy
 from shoal.runs.folder import policy_file
-from shoal.sampling.lane import episodes
+from shoal.sampling.address import LaneAddress
+from shoal.sampling.tasks import Budget, Spaces, describe, episodes
 
 LANES, WIDTH = 8, 8  # part of the result, as everywhere
 
@@ -51,15 +51,15 @@ def evaluate(
 def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: bool = False) -> Scores:
     """Play `count` episodes with a policy on an engine."""
     spec = EnvSpec(**saved.env)
-    place = {"seed": seed, "purpose": "evaluate", "width": WIDTH, "env": replace(spec, vector=None).to_tree()}
+    env = replace(spec, vector=None).to_tree()
     if spec.vector:
-        _refuse_others(engine.submit(describe, place["env"]).result(), saved)
+        _refuse_others(engine.submit(describe, env).result(), saved)
     weights = engine.share(saved.weights)
     futures = []
     for lane in range(min(LANES, count)):
-        budget = {"episodes": count // LANES + (lane < count % LANES)}
-        task = (place | {"lane": lane}, saved.policy.to_tree(), weights, budget, not sample)
-        futures.append(engine.submit(episodes, *task))
+        address: LaneAddress = {"seed": seed, "purpose": "evaluate", "lane": lane, "width": WIDTH, "env": env}
+        budget: Budget = {"episodes": count // LANES + (lane < count % LANES)}
+        futures.append(engine.submit(episodes, address, saved.policy.to_record(), weights, budget, not sample))
     records = [future.result() for future in futures]
     return Scores(
         np.concatenate([record["returns"] for record in records]),
@@ -68,14 +68,14 @@ def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: 
     )
 
 
-def _refuse_others(spaces: Tree, saved: SavedPolicy) -> None:
+def _refuse_others(spaces: Spaces, saved: SavedPolicy) -> None:
     """A native vector environment may see and do other things than the one that it is played in."""
     policy, env = saved.policy, saved.env
     here, there = (spaces["shape"], spaces["dtype"]), (list(policy.observation_shape), policy.observation_dtype)
-    shape = actions.from_tree(spaces["head"]).action_shape
-    if here != there or shape != policy.head.action_shape:
+    shape = actions.from_record(spaces["distribution"]).action_shape
+    if here != there or shape != policy.distribution.action_shape:
         raise UsageError(
             f"the policy was learned in {env['id']} of {env['vector']}, with observations {there[0]} {there[1]} and "
-            f"actions {policy.head.action_shape}. It cannot be played in Gymnasium's, where they are {here[0]} "
+            f"actions {policy.distribution.action_shape}. It cannot be played in Gymnasium's, where they are {here[0]} "
             f"{here[1]} and {shape}; its training return is all there is"
         )

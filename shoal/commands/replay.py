@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from shoal import algos
-from shoal.algos import Step
+from shoal.algos.base import Step
 from shoal.base import disk, trees
 from shoal.base.trees import Tree
 from shoal.engines.serial import SerialEngine
@@ -36,9 +36,10 @@ from shoal.policies.policy import Policy
 from shoal.runs import run
 from shoal.runs.folder import RunDir
 from shoal.runs.settings import Settings
-from shoal.sampling import lane
-from shoal.sampling.lane import Answer
-from shoal.sampling.record import episode_seed
+from shoal.sampling import tasks
+from shoal.sampling.address import episode_seed
+from shoal.sampling.lane import Answer, play_alone
+from shoal.sampling.record import LaneRecord
 
 log = logging.getLogger("shoal.replay")
 
@@ -91,7 +92,7 @@ class _Pieces:
     observations: list[np.ndarray] = field(default_factory=list)
     rewards: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, record: Tree, slot: int, times: slice) -> None:
+    def add(self, record: LaneRecord, slot: int, times: slice) -> None:
         # Copies: views would keep whole records in memory, of all iterations that a long episode spans.
         self.actions.append(record["actions"][times, slot].copy())
         self.observations.append(record["observations"][:-1][times, slot].copy())
@@ -129,22 +130,22 @@ class Recorder(SerialEngine):
     def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
         """Run a task now, and look at what it gave when that is taken."""
         future = super().submit(function, *args, key=key)
-        if function not in (lane.fragment, lane.episodes):
+        if function not in (tasks.fragment, tasks.episodes):
             return future
         call = inspect.signature(function).bind(*args).arguments
         return _Told(future, lambda record: self._take(call, record))
 
-    def _take(self, call: dict[str, Any], record: Tree | None) -> None:
+    def _take(self, call: dict[str, Any], record: LaneRecord | None) -> None:
         if record is None:  # the lane is not held here; the task will come again, with the ledger
             return
-        place, head = call["place"], Policy.from_tree(call["policy"]).head
-        begun = [0] * place["width"]
+        address, distribution = call["address"], Policy.from_record(call["policy"]).distribution
+        begun = [0] * address["width"]
         slots = [_Pieces() for _ in begun]
-        if "fragment" in place:
-            where = place["purpose"], place["lane"]
+        if "fragment" in address:
+            where = address["purpose"], address["lane"]
             if where not in self._running:
                 ledger = call["ledger"]  # the first task of a lane brings it along
-                self._running[where] = [_Pieces([ledger[str(slot)]["actions"]]) for slot in range(place["width"])]
+                self._running[where] = [_Pieces([ledger[str(slot)]["actions"]]) for slot in range(address["width"])]
             slots = self._running[where]
         for index, (time, slot) in enumerate(record["ends"].tolist()):
             pieces, slots[slot] = slots[slot], _Pieces()
@@ -153,11 +154,11 @@ class Recorder(SerialEngine):
             number = int(record["episodes"][index])
             self.ended.append(
                 Episode(
-                    lane=place["lane"],
+                    lane=address["lane"],
                     slot=slot,
                     number=number,
-                    seed=episode_seed(place, slot, number),
-                    actions=head.to_env(np.concatenate(pieces.actions)),
+                    seed=episode_seed(address, slot, number),
+                    actions=distribution.to_env(np.concatenate(pieces.actions)),
                     observations=np.concatenate([*pieces.observations, record["finals"][index][None]]),
                     rewards=np.concatenate(pieces.rewards),
                     terminated=bool(record["terminated"][index]),
@@ -185,7 +186,8 @@ class Again:
 def problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
     """What the metrics of a run say against replaying an episode of it, before anything is learned again."""
     record = folder.config()
-    if record["algo"] in algos.SEARCHES:
+    config = algos.load(record["algo"]).Config(**run.tuples(record["config"]))
+    if config.samples == "scores":
         return [
             f"workers of {record['algo']} send back scores alone, so there is nothing to compare an episode with. "
             f"To see its policy play, type: shoal evaluate {folder.name}"
@@ -295,10 +297,10 @@ def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
 
     def pause(at: int) -> None:
         if at == break_at:
-            pdb.Pdb().set_trace(sys._getframe(1))  # stops in `alone`: at its next line, from Python 3.13 on at this one
+            pdb.Pdb().set_trace(sys._getframe(1))  # in `play_alone`: its next line; from Python 3.13 on, this one
 
     try:
-        for answer in lane.alone(fresh, env, episode.seed, episode.actions, pause):
+        for answer in play_alone(fresh, env, episode.seed, episode.actions, pause):
             total += answer.reward
             if not difference:
                 step, difference = len(answers) - 1, _unlike(episode, len(answers), answer, total)

@@ -17,17 +17,9 @@ MAIN = "__main__"
 _MAIN_ON_WORKER = "__shoal_main__"
 _loading_main = False
 
-OWN = frozenset(
-    {
-        "shoal.sampling.lane:fragment",
-        "shoal.sampling.lane:episodes",
-        "shoal.sampling.population:evaluate",
-        "shoal.envs.make:describe",
-        "shoal.commands.doctor:_canary",
-    }
-)
-"""Shoal's own tasks: what a worker that trusts nobody runs all the same. The package has functions that start processes
-and write files, so being part of it is not enough."""
+OWN_TASKS = "shoal.sampling.tasks"
+"""The module whose functions every worker runs, even one that trusts no other module. The package has functions that
+start processes and write files, so being part of it is not enough."""
 _trusted: frozenset[str] | None = None  # modules that may be imported in this process because a message says so
 
 
@@ -77,8 +69,8 @@ def _covers(modules: Collection[str], name: str) -> bool:
 
 
 class Functions:
-    """Finds functions by name on a worker. `allow` is the modules that may be named beside `OWN`; None allows any.
-    `main` is the head's script, and `source` what is in it, where the worker need not have that file."""
+    """Finds functions by name on a worker. `allow` lists the modules that may be named besides Shoal's own tasks; None
+    allows any. `main` is the head's script, and `source` its content, where the worker need not have that file."""
 
     def __init__(
         self, allow: Collection[str] | None = (), main: str | None = None, source: bytes | None = None
@@ -100,8 +92,9 @@ class Functions:
 
     def permit(self, name: str) -> None:
         """Raise if a function may not be run here, whatever it is."""
-        module_name, _, _ = name.partition(":")
-        if self.allow is not None and name not in OWN and not _covers(self.allow, module_name):
+        module_name, _, function = name.partition(":")
+        own = module_name == OWN_TASKS and not function.startswith("_")
+        if self.allow is not None and not own and not _covers(self.allow, module_name):
             allowed = ", ".join(["Shoal's own tasks", *sorted(self.allow)])
             raise UsageError(
                 f"this worker may not run {name}: it was started for {allowed}. "

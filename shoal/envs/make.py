@@ -18,7 +18,6 @@ import numpy as np
 from shoal.base.trees import Tree
 from shoal.engines.functions import refuse_module
 from shoal.errors import EnvironmentFault, MissingExtra, ShoalError, UsageError
-from shoal.policies import actions
 
 
 @dataclass(frozen=True)
@@ -142,26 +141,6 @@ def observation_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:
     """As observations are kept and sent: as they are, except that float64 is cut to the float32 that networks use."""
     dtype = np.dtype(space.dtype)
     return np.dtype(np.float32) if dtype == np.float64 else dtype
-
-
-def describe(spec: Tree) -> dict[str, Any]:
-    """Task: the spaces of an environment, as plain data, found out on a worker."""
-    parsed = EnvSpec(**spec)
-    if parsed.vector:
-        from shoal.envs.vector import VectorEnv
-
-        env: Any = VectorEnv(parsed, [0])
-    else:
-        env = make(parsed)
-    try:
-        space = env.observation_space
-        return {
-            "shape": list(space.shape or ()),
-            "dtype": observation_dtype(space).str,
-            "head": actions.to_tree(actions.head_for(env.action_space)),
-        }
-    finally:
-        env.close()
 
 
 def check_id(name: str) -> list[str]:

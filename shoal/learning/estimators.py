@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -142,4 +142,12 @@ def assess(
         (values[:-1] - low) / spread,
         new_returns,
         keep_outputs(critic, value.sizes[-2], returns, new_returns),
+    )
+
+
+def not_finite(iteration: int, measures: Mapping[str, float], remedy: str) -> str:
+    """Word the message about an update whose weights are not finite."""
+    return (
+        f"iteration {iteration} computed weights that are not finite ({dict(measures)}); they were not kept. "
+        f"Likely causes: rewards or a learning rate that are far too large; try {remedy}"
     )

@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,7 +128,7 @@ class ReplayBuffer:
         oldest = max(0, self.written - self.layout.rows)
         return oldest, max(0, self.written - self.n_step + 1 - oldest)
 
-    def add(self, records: Sequence[Tree]) -> None:
+    def add(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write one round: the records of all lanes, in lane order (see `lanes.Record`)."""
         layout, first = self.layout, self.written
         rows = np.arange(first, first + layout.round_rows + 1) % layout.ring

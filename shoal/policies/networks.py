@@ -1,6 +1,6 @@
-"""Networks, written once over the array namespace: NumPy on a worker, JAX on the head.
+"""Networks, written once over the array namespace: NumPy on a worker, JAX in the learner.
 
-Parameters are one flat float32 vector: cheap to ship, to hash and to update; layers are views of it.
+Parameters are one flat float32 vector, which is cheap to ship, hash and update; layers are views of it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from shoal.base.arrays import Array
 from shoal.base.blas import one_thread
 
-ACTIVATIONS = ("tanh", "relu", "sigmoid", "softsign", "identity")
 
-
-def activate(name: str, x: Any) -> Any:
-    """An activation by name."""
+def activate(name: str, x: Array) -> Array:
+    """Apply an activation: tanh, relu, sigmoid, softsign or identity."""
     if name == "identity":
         return x
     xp = x.__array_namespace__()
@@ -28,26 +26,26 @@ def activate(name: str, x: Any) -> Any:
     if name == "relu":
         return xp.maximum(x, 0)
     if name == "sigmoid":
-        return 0.5 * xp.tanh(0.5 * x) + 0.5  # as 1 / (1 + exp(-x)), and never overflows
+        return 0.5 * xp.tanh(0.5 * x) + 0.5  # equals 1 / (1 + exp(-x)) and never overflows
     return x / (1 + xp.abs(x))
 
 
 @dataclass(frozen=True)
 class MLP:
-    """A feed-forward network. `sizes` runs from inputs over hidden layers, if any, to outputs."""
+    """A feed-forward network. `sizes` lists inputs, hidden layers (if any) and outputs."""
 
     sizes: tuple[int, ...]
     activation: str = "tanh"
     output: str = "identity"
-    """Activation of the outputs."""
+    """Activation of the output layer."""
 
     @property
     def count(self) -> int:
-        """How many parameters."""
+        """Number of parameters."""
         return sum((rows + 1) * columns for rows, columns in self._shapes())
 
     def init(self, rng: np.random.Generator, out_scale: float) -> np.ndarray:
-        """Orthogonal weights and zero biases: (count,) float32. `out_scale` is the gain of the last layer."""
+        """Draw orthogonal weights and zero biases (count,) float32; `out_scale` is the gain of the last layer."""
         shapes = self._shapes()
         gains = [math.sqrt(2.0)] * (len(shapes) - 1) + [out_scale]
         parts = []
@@ -55,10 +53,11 @@ class MLP:
             parts += [gain * _orthogonal(rng, rows, columns).ravel(), np.zeros(columns)]
         return np.concatenate(parts).astype(np.float32)
 
-    def layers(self, flat: Any) -> list[tuple[Any, Any]]:
-        """(weights (in, out), bias (out,)) of each layer, as views of the flat vector.
+    def layers(self, flat: Array) -> list[tuple[Array, Array]]:
+        """Split the flat vector into views: (weights (in, out), bias (out,)) of each layer.
 
-        Stacked, (weights (width, in, out), bias (width, 1, out)): for inputs (width, 1, in).
+        Stacked parameters (width, count) give weights (width, in, out) and biases (width, 1, out), for inputs
+        (width, 1, in).
         """
         views, start = [], 0
         for rows, columns in self._shapes():
@@ -70,8 +69,8 @@ class MLP:
             start = end
         return views
 
-    def apply(self, layers: Sequence[tuple[Any, Any]], x: Any) -> Any:
-        """Outputs (..., out) for inputs (..., in)."""
+    def apply(self, layers: Sequence[tuple[Array, Array]], x: Array) -> Array:
+        """Compute outputs (..., out) for inputs (..., in)."""
         *hidden, (weights, bias) = layers
         for hidden_weights, hidden_bias in hidden:
             x = x @ hidden_weights
@@ -82,10 +81,10 @@ class MLP:
         return activate(self.output, x)
 
     def by_row(self, stacked: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """For workers: outputs (width, out) for inputs (width, in), where each row meets parameters of its own.
+        """Build the forward pass (width, in) -> (width, out) for stacked parameters: each row has its own weights.
 
-        Between steps of environments caches are cold, so each call and each new array shows. Biases are multiplied
-        along: they lie behind their weights, and each row of inputs ends with a one.
+        Caches are cold between environment steps, so every call and every new array costs. The bias is part of the
+        matrix product: it follows its weights in memory, and each row of inputs ends with a one.
         """
         width, start = len(stacked), 0
         matrices, rooms = [], []
@@ -110,8 +109,8 @@ class MLP:
 
         return compute
 
-    def __call__(self, flat: Any, x: Any) -> Any:
-        """Outputs (..., out) from the flat parameters."""
+    def __call__(self, flat: Array, x: Array) -> Array:
+        """Compute outputs (..., out) from the flat parameters."""
         return self.apply(self.layers(flat), x)
 
     def _shapes(self) -> list[tuple[int, int]]:
@@ -120,21 +119,21 @@ class MLP:
 
 @dataclass(frozen=True)
 class Recurrent(MLP):
-    """A network whose hidden layers remember: Elman's (1990), or LSTM (Hochreiter and Schmidhuber, 1997).
+    """A recurrent network: Elman (1990) or LSTM (Hochreiter and Schmidhuber, 1997).
 
-    A hidden layer sees its inputs and its own last outputs side by side. What it remembers is one row of `remembered`
-    numbers, zeros at the beginning of an episode. Only for workers: it takes one step at a time.
+    Each hidden layer sees its inputs concatenated with its previous outputs. The recurrent state of a slot is one row
+    of `remembered` numbers, zero at the start of an episode. For workers only: it takes one step at a time.
     """
 
     cell: str = "elman"
 
     @property
     def remembered(self) -> int:
-        """How many numbers it remembers: outputs of hidden layers, and what LSTM cells hold."""
+        """Size of the recurrent state: outputs of the hidden layers and, for LSTM, the cell states."""
         return sum(self.sizes[1:-1]) * (2 if self.cell == "lstm" else 1)
 
-    def step(self, layers: Sequence[tuple[Any, Any]], x: Any, memory: Any) -> Any:
-        """Outputs (..., out) for inputs (..., in); `memory` (..., remembered) is changed in place."""
+    def step(self, layers: Sequence[tuple[Array, Array]], x: Array, memory: Array) -> Array:
+        """Compute outputs (..., out) for inputs (..., in), and update `memory` (..., remembered) in place."""
         *hidden, (weights, bias) = layers
         start = 0
         for (hidden_weights, hidden_bias), size in zip(hidden, self.sizes[1:-1], strict=True):
@@ -148,7 +147,7 @@ class Recurrent(MLP):
                 held = memory[..., start : start + size]
                 start += size
                 enter, forget, leave, new = (summed[..., part * size : (part + 1) * size] for part in range(4))
-                # A new cell keeps most of what it holds: the usual bias of 1.
+                # The usual forget bias of 1: a new cell keeps most of its state.
                 held[...] = activate("sigmoid", forget + 1) * held + activate("sigmoid", enter) * np.tanh(new)
                 x = activate("sigmoid", leave) * activate(self.activation, held)
             before[...] = x
@@ -166,9 +165,9 @@ class Recurrent(MLP):
 
 @dataclass(frozen=True)
 class Dueling:
-    """Values of actions as the value of the situation plus what each action has over their mean (Wang et al., 2016).
+    """Dueling network (Wang et al., 2016): Q-values from separate state-value and advantage streams.
 
-    The hidden layers but the last are common; then each of the two parts has a last hidden layer of its own.
+    The streams share all hidden layers but the last, of which each has its own.
     """
 
     sizes: tuple[int, ...]
@@ -176,7 +175,7 @@ class Dueling:
 
     @functools.cached_property
     def parts(self) -> tuple[MLP, MLP, MLP]:
-        """Common layers, value, advantages."""
+        """The shared layers, the value stream and the advantage stream."""
         inputs, *common, last, outputs = self.sizes
         return (
             MLP((inputs, *common), self.activation),
@@ -186,24 +185,24 @@ class Dueling:
 
     @property
     def count(self) -> int:
-        """How many parameters."""
+        """Number of parameters."""
         return sum(part.count for part in self.parts)
 
     def init(self, rng: np.random.Generator, out_scale: float) -> np.ndarray:
-        """As `MLP.init`: (count,) float32."""
+        """Draw parameters (count,) float32 as `MLP.init` does."""
         scaled = zip(self.parts, (math.sqrt(2.0), out_scale, out_scale), strict=True)
         return np.concatenate([part.init(rng, scale) for part, scale in scaled if part.count])
 
-    def layers(self, flat: Any) -> list[tuple[Any, Any]]:
-        """As `MLP.layers`, of all parts one after the other."""
+    def layers(self, flat: Array) -> list[tuple[Array, Array]]:
+        """Split the flat vector as `MLP.layers` does, part by part."""
         views, start = [], 0
         for part in self.parts:
             views += part.layers(flat[start : start + part.count])
             start += part.count
         return views
 
-    def apply(self, layers: Sequence[tuple[Any, Any]], x: Any) -> Any:
-        """Outputs (..., out) for inputs (..., in)."""
+    def apply(self, layers: Sequence[tuple[Array, Array]], x: Array) -> Array:
+        """Compute outputs (..., out) for inputs (..., in)."""
         common, value, advantages = self.parts
         *below, value_1, value_2, advantages_1, advantages_2 = layers
         if below:
@@ -211,14 +210,14 @@ class Dueling:
         over = advantages.apply((advantages_1, advantages_2), x)
         return value.apply((value_1, value_2), x) + over - over.mean(axis=-1, keepdims=True)
 
-    def __call__(self, flat: Any, x: Any) -> Any:
-        """Outputs (..., out) from the flat parameters."""
+    def __call__(self, flat: Array, x: Array) -> Array:
+        """Compute outputs (..., out) from the flat parameters."""
         return self.apply(self.layers(flat), x)
 
 
 def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
-    with one_thread():  # the decomposition must not depend on the head's cores
+    with one_thread():  # the decomposition must not depend on the number of cores
         q, r = np.linalg.qr(tall)
     q *= np.sign(np.diagonal(r))
     return q if rows >= columns else q.T

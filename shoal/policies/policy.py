@@ -1,10 +1,7 @@
-"""A policy: what an observation turns into before a network sees it, the network, and the action head.
+"""A policy: from an observation to features, through a network, to an action distribution.
 
-`Policy` is the fixed part, plain data. What is learned travels beside it as a tree, `weights`:
-`params` (flat), `mean` and `scale` (1 / standard deviation) of the observations. They are saved and loaded together.
-`params` may be stacked (width, count): then each slot of a lane acts with parameters of its own.
-Where actions are chosen by value, `epsilon` (lanes, width) is there too: how often each slot tries something else;
-one row or column stands for all lanes or slots.
+`Policy` is the fixed part and plain data. The learned part, `Weights`, is stored and shipped separately. Stacked
+`params` (width, count) give each slot of a lane its own parameters.
 """
 
 from __future__ import annotations
@@ -12,54 +9,87 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
-from shoal.base.trees import Tree
+from shoal.base.arrays import Array
 from shoal.errors import CheckpointFault
 from shoal.policies import actions
-from shoal.policies.actions import Head
+from shoal.policies.actions import Distribution, DistributionRecord
 from shoal.policies.networks import MLP, Dueling, Recurrent
 
 Actor = Callable[[np.ndarray, np.ndarray | None, np.ndarray], np.ndarray]
-"""(observations (width, *shape), noise or None, memory (width, remembered)) to actions (width, numbers)."""
+"""(observations (width, *shape), noise or None, memory (width, remembered)) -> actions (width, components)."""
 
 CLIP = 10.0
-"""Normalised observations are cut to this many standard deviations."""
+"""Normalised observations are clipped to this many standard deviations."""
+
+
+class Statistics(TypedDict):
+    """Normalisation of observations."""
+
+    mean: np.ndarray
+    """(inputs,) float32."""
+    scale: np.ndarray
+    """(inputs,) float32: 1 / standard deviation."""
+
+
+class Weights(Statistics):
+    """Everything learned that acting needs."""
+
+    params: np.ndarray
+    """(count,) float32, or (width, count) with one set of parameters per slot."""
+    epsilon: NotRequired[np.ndarray]
+    """(lanes, width) float32: exploration rate of each slot, for Q-values; a single row or column holds for all."""
+
+
+class PolicyRecord(TypedDict):
+    """A `Policy` as plain data, as workers and policy files receive it."""
+
+    observation_shape: list[int]
+    observation_dtype: str
+    distribution: DistributionRecord
+    hidden: list[int]
+    activation: str
+    normalise: bool
+    dueling: bool
+    memory: str
+    output: str
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How to act in one environment, without the learned numbers."""
+    """How to act in one environment, without the learned weights."""
 
     observation_shape: tuple[int, ...]
     observation_dtype: str
-    head: Head
+    distribution: Distribution
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     normalise: bool = False
     """Whether observations are shifted and scaled by running statistics."""
     dueling: bool = False
-    """Whether the network computes a value and advantages apart, and adds them up."""
+    """Whether the network has separate state-value and advantage streams."""
     memory: str = "none"
-    """Whether hidden layers remember what they computed before: "elman" or "lstm"."""
+    """Recurrence of the hidden layers: "none", "elman" or "lstm"."""
     output: str = "identity"
-    """Activation of the outputs."""
+    """Activation of the output layer."""
 
     @functools.cached_property
     def inputs(self) -> int:
-        """Numbers in one observation."""
+        """Number of features."""
         return math.prod(self.observation_shape)
 
     @functools.cached_property
     def network(self) -> MLP | Dueling:
-        """From features to what of `out` depends on the observation."""
-        sizes = (self.inputs, *self.hidden, self.head.outputs - self.head.free)
+        """The network from features to the distribution parameters that depend on the observation."""
+        sizes = (self.inputs, *self.hidden, self.distribution.outputs - self.distribution.free)
         if self.dueling:
             return Dueling(sizes, self.activation)
         if self.memory != "none":
@@ -68,22 +98,22 @@ class Policy:
 
     @property
     def remembered(self) -> int:
-        """Numbers that a slot remembers from step to step of an episode."""
+        """Size of the recurrent state of one slot."""
         return self.network.remembered if isinstance(self.network, Recurrent) else 0
 
     @functools.cached_property
     def count(self) -> int:
-        """How many parameters."""
-        return self.network.count + self.head.free
+        """Number of parameters."""
+        return self.network.count + self.distribution.free
 
     def init(self, rng: np.random.Generator, log_std: float = 0.0) -> np.ndarray:
-        """Flat parameters of a new policy: near-uniform over choices; around zero, that wide, for numbers."""
-        free = np.full(self.head.free, log_std, np.float32)
+        """Initialise the flat parameters: near-uniform choices, or a normal around zero with this log deviation."""
+        free = np.full(self.distribution.free, log_std, np.float32)
         return np.concatenate([self.network.init(rng, out_scale=0.01), free])
 
-    def features(self, observations: Any, mean: Any, scale: Any) -> Any:
-        """Network inputs (..., inputs) float32 from observations (..., *shape)."""
-        x = self.numbers(observations)
+    def features(self, observations: Array, mean: Array, scale: Array) -> Array:
+        """Compute network inputs (..., inputs) float32 from observations (..., *shape)."""
+        x = self.flatten(observations)
         if not self.normalise:
             return x
         xp = x.__array_namespace__()
@@ -91,38 +121,38 @@ class Policy:
         x *= scale
         return xp.minimum(xp.maximum(x, -CLIP), CLIP)
 
-    def numbers(self, observations: Any) -> Any:
-        """Observations as rows of float32 (..., inputs); bytes are scaled to 0..1."""
+    def flatten(self, observations: Array) -> Array:
+        """Flatten observations to rows (..., inputs) of float32; bytes are scaled to 0..1."""
         if observations.dtype == np.float32 and len(self.observation_shape) == 1:
             return observations
         lead = observations.shape[: observations.ndim - len(self.observation_shape)]
         x = observations.reshape(*lead, self.inputs).astype("float32", copy=False)
         return x / 255.0 if self.observation_dtype == "|u1" else x
 
-    def out(self, params: Any, features: Any) -> Any:
-        """Distribution parameters (..., outputs)."""
+    def out(self, params: Array, features: Array) -> Array:
+        """Compute distribution parameters (..., outputs)."""
         computed = self.network(params, features)
-        if not self.head.free:
+        free = self.distribution.free
+        if not free:
             return computed
         xp = computed.__array_namespace__()
-        free = xp.broadcast_to(params[-self.head.free :], (*computed.shape[:-1], self.head.free))
-        return xp.concatenate([computed, free], axis=-1)
+        return xp.concatenate([computed, xp.broadcast_to(params[-free:], (*computed.shape[:-1], free))], axis=-1)
 
-    def actor(self, weights: Tree, lane: int = 0) -> Actor:
-        """For a worker: how to act with these weights."""
+    def actor(self, weights: Weights, lane: int = 0) -> Actor:
+        """Build the function by which a worker acts with these weights."""
         params, mean, scale = weights["params"], weights["mean"], weights["scale"]
-        head = self.head
-        compute, free = self._compute(params), params[..., params.shape[-1] - head.free :]
+        distribution = self.distribution
+        compute, free = self._forward(params), params[..., params.shape[-1] - distribution.free :]
         if "epsilon" in weights:
             free = weights["epsilon"][lane % len(weights["epsilon"])]
 
         def act(observations: np.ndarray, noise: np.ndarray | None, memory: np.ndarray) -> np.ndarray:
-            return head.sample(compute(self.features(observations, mean, scale), memory), free, noise)
+            return distribution.sample(compute(self.features(observations, mean, scale), memory), free, noise)
 
         return act
 
-    def _compute(self, params: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Any]:
-        """Outputs (width, ...) of the network from features (width, inputs) and memory (width, remembered)."""
+    def _forward(self, params: np.ndarray) -> Callable[[np.ndarray, np.ndarray], Any]:
+        """Build the forward pass: features (width, inputs), memory (width, remembered) -> outputs (width, ...)."""
         network, stacked = self.network, params.ndim == 2
         if isinstance(network, Recurrent):
             cells = network.layers(params)
@@ -135,12 +165,12 @@ class Policy:
         layers = network.layers(params)
         return lambda x, memory: network.apply(layers, x)
 
-    def to_tree(self) -> Tree:
-        """Plain data, for the wire and for files."""
+    def to_record(self) -> PolicyRecord:
+        """Convert to plain data, for the wire and for files."""
         return {
             "observation_shape": list(self.observation_shape),
             "observation_dtype": self.observation_dtype,
-            "head": actions.to_tree(self.head),
+            "distribution": actions.to_record(self.distribution),
             "hidden": list(self.hidden),
             "activation": self.activation,
             "normalise": self.normalise,
@@ -150,36 +180,39 @@ class Policy:
         }
 
     @staticmethod
-    def from_tree(tree: Tree) -> Policy:
-        """The inverse of `to_tree`."""
+    def from_record(record: PolicyRecord) -> Policy:
+        """Rebuild a policy from `to_record`."""
         return Policy(
-            tuple(tree["observation_shape"]),
-            tree["observation_dtype"],
-            actions.from_tree(tree["head"]),
-            tuple(tree["hidden"]),
-            tree["activation"],
-            tree["normalise"],
-            tree.get("dueling", False),
-            tree.get("memory", "none"),
-            tree.get("output", "identity"),
+            tuple(record["observation_shape"]),
+            record["observation_dtype"],
+            actions.from_record(record["distribution"]),
+            tuple(record["hidden"]),
+            record["activation"],
+            record["normalise"],
+            record["dueling"],
+            record["memory"],
+            record["output"],
         )
 
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """A policy file's content: enough to act again, anywhere."""
+    """The content of a policy file: everything needed to act."""
 
     policy: Policy
-    weights: Tree
-    env: Tree
+    weights: Weights
+    env: Mapping[str, Any]
+    """The environment it was learned in: an `EnvSpec` as plain data."""
 
-    def metadata(self) -> dict[str, str]:
-        """What goes into the file's header."""
-        return {
+    def to_bytes(self) -> bytes:
+        """Serialise to the content of a policy file."""
+        header = {
             "format": "shoal-policy-1",
-            "policy": json.dumps(self.policy.to_tree()),
-            "env": json.dumps(self.env),
+            "policy": json.dumps(self.policy.to_record()),
+            "env": json.dumps(dict(self.env)),
         }
+        arrays: Any = self.weights
+        return safetensors.numpy.save(arrays, metadata=header)
 
     @staticmethod
     def load(path: Path) -> SavedPolicy:
@@ -187,9 +220,19 @@ class SavedPolicy:
         try:
             with safe_open(path, framework="numpy") as file:
                 header = file.metadata() or {}
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            return SavedPolicy(Policy.from_tree(json.loads(header["policy"])), weights, json.loads(header["env"]))
+                weights: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return SavedPolicy(_read_policy(header["policy"]), weights, json.loads(header["env"]))
         except FileNotFoundError:
-            raise CheckpointFault(f"there is no policy at {path}. A run writes one with its first checkpoint") from None
+            raise CheckpointFault(
+                f"there is no policy file {path}. A run writes it with its first checkpoint"
+            ) from None
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointFault(f"the policy file {path} cannot be read: {error}") from None
+
+
+def _read_policy(text: str) -> Policy:
+    """Parse the policy of a file. The first files called the distribution `head` and had fewer kinds of networks."""
+    record = {"dueling": False, "memory": "none", "output": "identity"} | json.loads(text)
+    if "head" in record:
+        record["distribution"] = record.pop("head")
+    return Policy.from_record(record)

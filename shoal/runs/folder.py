@@ -202,7 +202,7 @@ class RunDir:
         manifest["manifest_sha256"] = _manifest_hash(manifest)
         files = {"state.safetensors": blob, "manifest.json": json.dumps(manifest).encode()}
         disk.write_folder(self.checkpoints / f"{iteration:06}", files)
-        disk.write_file(self.policy_file, safetensors.numpy.save(policy.weights, metadata=policy.metadata()))
+        disk.write_file(self.policy_file, policy.to_bytes())
         for folder in self._folders()[keep:]:
             disk.remove_folder(folder)
 

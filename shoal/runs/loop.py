@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.algos import Step
+from shoal.algos.base import Step
 from shoal.base import signals, trees
 from shoal.engines.base import Engine
 from shoal.errors import DiskFault

@@ -58,7 +58,7 @@ def train(
 def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings]:
     """The folder of a new run, with all that `resume` needs to begin it, and its settings completed."""
     problems = _problems(settings, config)
-    if settings.vector and getattr(config, "batch", None) != "fragments":
+    if settings.vector and config.samples != "fragments":
         problems.append(f"vector goes only with --batch fragments, which {algo} does not have or was not given")
     start = b""
     try:
@@ -86,7 +86,7 @@ def create(algo: str, settings: Settings, config: Any) -> tuple[RunDir, Settings
 
 def _start(settings: Settings, config: Any) -> bytes:
     """The policy file that a run starts from; empty if it starts from none."""
-    name = getattr(config, "start", None)
+    name = config.start
     if name is None:
         return b""
     path = policy_file(name, Path(settings.runs))
@@ -116,7 +116,7 @@ def resume(
         if goal or ends != before:  # kept, so that another resume has the same goal, and a replay each iteration's
             record["settings"] |= goal
             run.write_config(record | {"schedule_ends": {str(after): end for after, end in ends.items()}})
-        if goal and _has_schedule(config):
+        if goal and config.scheduled:
             log.warning("the schedules of this run end at its goal, so a new goal changes them from here on")
         lines = [line for line in run.metrics() if line["iteration"] == iteration]
         if lines and settings.goal.reached(iteration, lines[0]) >= 1:
@@ -139,19 +139,19 @@ def recorded(run: RunDir, changes: dict[str, Any]) -> tuple[dict[str, Any], Sett
 
 def located(config: Any, root: Path) -> Any:
     """An algorithm's settings with the path of the policy that it starts from, for runs that will be elsewhere."""
-    name = getattr(config, "start", None)
+    name = config.start
     return config if name is None else replace(config, start=str(policy_file(name, root).absolute()))
 
 
 def started(run: RunDir, config: Any) -> Any:
     """An algorithm's settings with the run's own copy of the policy that it started from, if it did from one."""
-    return replace(config, start=str(run.path / _START)) if getattr(config, "start", None) else config
+    return replace(config, start=str(run.path / _START)) if config.start else config
 
 
 def _problems(settings: Settings, config: Any) -> list[str]:
     """What is wrong with settings, each for themselves and together."""
     problems: list[str] = settings.problems() + config.problems()
-    if settings.iterations is not None and _has_schedule(config) and getattr(config, "batch", None) == "episodes":
+    if settings.iterations is not None and config.scheduled and config.steps_per_iteration is None:
         problems.append(
             f"linear schedules end at a number of environment steps, and nobody knows before how many "
             f"{settings.iterations} iterations of whole episodes take: give --steps N instead of --iterations, or "
@@ -160,15 +160,11 @@ def _problems(settings: Settings, config: Any) -> list[str]:
     return problems
 
 
-def _has_schedule(config: Any) -> bool:
-    return "linear" in (getattr(config, "lr_schedule", None), getattr(config, "clip_schedule", None))
-
-
 def schedule_end(settings: Settings, config: Any) -> int:
     """Environment steps at which schedules end: the goal."""
-    if settings.iterations is None or not _has_schedule(config):
+    if settings.iterations is None or not config.scheduled:
         return settings.steps
-    return int(settings.iterations * config.fragment_steps * config.lanes * config.width)
+    return int(settings.iterations * config.steps_per_iteration)
 
 
 def schedule_ends(record: dict[str, Any], config: Any) -> dict[int, int]:
@@ -246,7 +242,7 @@ def _close(tracker: Tracker) -> None:
 
 
 def _versions(algo: str) -> dict[str, str]:
-    names = ("jax", "jaxlib", "optax", "numpy", "gymnasium", *getattr(algos.load(algo), "PACKAGES", ()))
+    names = ("jax", "jaxlib", "optax", "numpy", "gymnasium", *algos.load(algo).Config.packages)
     return {"shoal": __version__, "python": platform.python_version()} | {
         name: metadata.version(name) for name in names
     }

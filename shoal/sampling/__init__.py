@@ -1,1 +1,1 @@
-"""How samples are collected: lanes on the head, and what workers run for them."""
+"""Sampling: lanes on the head (lanes, batch, scores, population) and on workers (lane, vector_lane, tasks, ...)."""

@@ -1,26 +1,39 @@
-"""One batch for the learner, from the records of all lanes."""
+"""The batch that the learner receives, assembled from the records of all lanes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from shoal.base.moments import Moments
-from shoal.base.trees import Tree
+from shoal.sampling.record import LaneRecord
 
 
-def make_batch(records: Sequence[Tree]) -> dict[str, np.ndarray]:
-    """One batch for the learner from records in lane order: T steps of N slots.
+class Batch(TypedDict):
+    """T steps of N slots, in lane order."""
 
-    observations (T+1, N, ...), actions (T, N, numbers), rewards (T, N)
-    weights      (T, N)    1 where a slot took a step, 0 where it is padding or spent the step on a reset
-    terminated, ended (T, N) bool
-    finals       (K, ...)  final observations of truncated episodes, padded
-    finals_at    (K,)      index of their step in the flat (T * N) batch; T * N for padding
+    observations: np.ndarray
+    """(T+1, N, ...)."""
+    actions: np.ndarray
+    """(T, N, components)."""
+    rewards: np.ndarray
+    """(T, N) float32."""
+    weights: np.ndarray
+    """(T, N) float32: 1 where a slot took a step, 0 for padding and for steps spent on a reset."""
+    terminated: np.ndarray
+    """(T, N) bool."""
+    ended: np.ndarray
+    """(T, N) bool: terminated or truncated."""
+    finals: np.ndarray
+    """(K, ...): final observations of truncated episodes, padded."""
+    finals_at: np.ndarray
+    """(K,) int32: index of their step in the flat (T * N) batch; T * N for padding."""
 
-    T and K are rounded up so that few different shapes are compiled.
-    """
+
+def make_batch(records: Sequence[LaneRecord]) -> Batch:
+    """Assemble a batch. T and K are rounded up, so that few different shapes have to be compiled."""
     steps = np.concatenate([record["steps"] for record in records])
     width = len(records[0]["steps"])
     longest, slots = int(steps.max()), len(steps)
@@ -65,10 +78,10 @@ def make_batch(records: Sequence[Tree]) -> dict[str, np.ndarray]:
     }
 
 
-def minibatch_orders(rng: np.random.Generator, batch: dict[str, np.ndarray], epochs: int, minibatch: int) -> np.ndarray:
-    """Which samples of a flat batch each minibatch holds (epochs, minibatches, size): all of them once per epoch.
+def minibatch_orders(rng: np.random.Generator, batch: Batch, epochs: int, minibatch: int) -> np.ndarray:
+    """Shuffle the samples of a flat batch into minibatches (epochs, minibatches, size), each sample once per epoch.
 
-    Those that do not fill a minibatch are left out. Drawn here, because shuffling in XLA costs a quarter of an update.
+    Samples that do not fill a minibatch are left out. Shuffling in XLA would cost a quarter of an update.
     """
     count = batch["rewards"].size
     size = min(minibatch, count)
@@ -77,15 +90,15 @@ def minibatch_orders(rng: np.random.Generator, batch: dict[str, np.ndarray], epo
 
 
 def _rounded(length: int) -> int:
-    """The next of 16, 24, 32, 48, 64, 96, ...: at most half is padding, and few lengths occur."""
+    """Round up to one of 16, 24, 32, 48, 64, 96, ...: at most half is padding, and few lengths occur."""
     size = 16
     while size < length:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return size
 
 
-def merged_moments(moments: Moments, records: Sequence[Tree]) -> Moments:
-    """Statistics with those of the records added, in lane order."""
+def merged_moments(moments: Moments, records: Sequence[LaneRecord]) -> Moments:
+    """Add the moments of records, in lane order."""
     for record in records:
         moments = moments.merge(Moments.from_tree(record["moments"]))
     return moments

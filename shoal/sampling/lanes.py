@@ -1,7 +1,7 @@
-"""Lanes, as the head sees them: which tasks make a batch, what every lane did so far, and the batch itself.
+"""The lanes of a run on the head: which tasks make a batch, and the ledger from which any worker can rebuild a lane.
 
-The number of lanes and their width come from the settings, never from the number of workers, and results are used in
-lane order; so a batch is the same whoever computed it.
+The number of lanes and their width come from the settings, never from the number of workers, and records are used in
+lane order; so a batch is the same whichever workers computed it.
 """
 
 from __future__ import annotations
@@ -11,45 +11,70 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.engines.wire import Shared
 from shoal.envs.make import EnvSpec
 from shoal.policies.policy import Policy
-from shoal.sampling.lane import episodes, fragment
+from shoal.sampling import tasks
+from shoal.sampling.address import LaneAddress, Ledger, LedgerEntry
+from shoal.sampling.record import LaneRecord
 from shoal.sampling.vector_lane import LIFE
+
+
+class Span(NamedTuple):
+    """A stretch of time, by `time.perf_counter`."""
+
+    begun: float
+    done: float
+
+    @property
+    def seconds(self) -> float:
+        """Length of the span."""
+        return self.done - self.begun
+
+    def overlap(self, other: Span) -> float:
+        """Compute the seconds that two spans have in common."""
+        return max(0.0, min(self.done, other.done) - max(self.begun, other.begun))
+
+
+@dataclass
+class Request:
+    """Fragments of all lanes that were requested, and when."""
+
+    weights: Shared
+    steps: int
+    futures: dict[Future[LaneRecord | None], int] = field(default_factory=dict)
+    """The lane of each future."""
+    begun: float = field(default_factory=time.perf_counter)
+    done: float = 0.0
+    """When the last result so far arrived; the caller may have been busy with something else by then."""
+
+    def arrived(self, _: Future[LaneRecord | None]) -> None:
+        """Note the time: a result is in."""
+        self.done = time.perf_counter()
 
 
 @dataclass
 class _Slot:
-    """One line of the ledger: which episode a slot is in, and its actions since the reset, in pieces."""
+    """One slot of the ledger: the number of its episode, and its actions since the reset, in pieces."""
 
     episode: int
     pieces: list[np.ndarray] = field(default_factory=list)
 
 
-@dataclass
-class Asked:
-    """Fragments of all lanes that were asked for, and when."""
+class LanesState(TypedDict):
+    """All lanes as checkpoints store them."""
 
-    weights: Shared
-    steps: int
-    lanes: dict[Future[Any], int] = field(default_factory=dict)
-    begun: float = field(default_factory=time.perf_counter)
-    done: float = 0.0
-    """When the last one so far came; who asked may have done something else meanwhile."""
-
-    def came(self, _: Future[Any]) -> None:
-        """One came."""
-        self.done = time.perf_counter()
+    rounds: int
+    lanes: dict[str, Ledger]
 
 
 class Lanes:
-    """All lanes of a run, and the ledger from which any worker can rebuild any of them."""
+    """All lanes of a run."""
 
     def __init__(
         self,
@@ -59,54 +84,51 @@ class Lanes:
         seed: int,
         count: int,
         width: int,
-        state: Tree | None = None,
+        state: LanesState | None = None,
     ) -> None:
         self.engine = engine
         self.policy = policy
         self.count, self.width = count, width
-        # Tells this head's lanes from those of other runs, and of this run before a resume, on workers that serve both.
-        token = os.urandom(8).hex()
-        self._place = {
-            "token": token,
-            "seed": seed,
-            "purpose": "episode",
-            "width": width,
-            "env": env.to_tree(),
-        }
-        self._policy = policy.to_tree()
+        self.sampled = Span(0.0, 0.0)
+        """When the last batch was sampled."""
+        # Tells these lanes from those of other runs, and of this run before a resume, on workers that serve both.
+        self._token = os.urandom(8).hex()
+        self._seed, self._env = seed, env.to_tree()
+        self._policy = policy.to_record()
         self._vector = env.vector is not None
         self._rounds = 0
         self._ledger = [[_Slot(0) for _ in range(width)] for _ in range(count)]
         if state is not None:
             self._restore(state)
-        self._told = [False] * count  # whether some worker was told the lane's ledger by this head
+        self._told = [False] * count  # whether this head has sent the lane's ledger to a worker
 
-    def fragments(self, weights: Shared, steps: int) -> list[Tree]:
-        """The next `steps` steps of every lane: records in lane order."""
-        return self.take(self.ask(weights, steps))
+    def fragments(self, weights: Shared, steps: int) -> list[LaneRecord]:
+        """Play the next `steps` steps of every lane; return records in lane order."""
+        return self.collect(self.request(weights, steps))
 
-    def ask(self, weights: Shared, steps: int) -> Asked:
-        """Begin the next `steps` steps of every lane, and do not wait for them."""
-        asked = Asked(weights, steps)
+    def request(self, weights: Shared, steps: int) -> Request:
+        """Request the next `steps` steps of every lane, without waiting for them."""
+        request = Request(weights, steps)
         for lane in range(self.count):
-            self._ask(asked, lane)
-        return asked
+            self._submit(request, lane)
+        return request
 
-    def take(self, asked: Asked) -> list[Tree]:
-        """Wait for what was asked for: records in lane order."""
-        lanes, records = asked.lanes, dict[int, Tree]()
-        waited = not all(future.done() for future in lanes)
-        while lanes:
-            done = wait(lanes, return_when=FIRST_COMPLETED).done
-            for future in sorted(done, key=lanes.__getitem__):
-                lane, record = lanes.pop(future), future.result()
+    def collect(self, request: Request) -> list[LaneRecord]:
+        """Wait for the requested fragments; return records in lane order."""
+        futures, records = request.futures, dict[int, LaneRecord]()
+        waited = not all(future.done() for future in futures)
+        while futures:
+            done = wait(futures, return_when=FIRST_COMPLETED).done
+            for future in sorted(done, key=futures.__getitem__):
+                lane, record = futures.pop(future), future.result()
                 if record is None:  # the lane has moved to a worker that does not hold it
                     self._told[lane] = False
-                    self._ask(asked, lane)
+                    self._submit(request, lane)
                 else:
                     records[lane] = record
-        if waited or not asked.done:  # a future is done a moment before it says so to `came`
-            asked.done = time.perf_counter()
+        if waited or not request.done:  # a future is done a moment before it calls `arrived`
+            request.done = time.perf_counter()
+        self.sampled = Span(request.begun, request.done)
         for lane, record in records.items():
             self._extend(lane, record)
             if self._vector:
@@ -114,16 +136,19 @@ class Lanes:
         self._rounds += 1
         return [records[lane] for lane in range(self.count)]
 
-    def episodes(self, weights: Shared, steps: int) -> list[Tree]:
-        """Whole episodes, at least `steps` steps of them in all: records in lane order."""
-        budget = {"steps": -(-steps // self.count)}
+    def episodes(self, weights: Shared, steps: int) -> list[LaneRecord]:
+        """Play whole episodes with at least `steps` steps in total; return records in lane order."""
+        begun = time.perf_counter()
+        budget: tasks.Budget = {"steps": -(-steps // self.count)}
         first = self._rounds * self.count
-        places = [self._place | {"lane": first + lane} for lane in range(self.count)]
+        addresses = [self._address(first + lane) for lane in range(self.count)]
         self._rounds += 1
-        return self.engine.map(episodes, places, self._policy, weights, budget)
+        records = self.engine.map(tasks.episodes, addresses, self._policy, weights, budget)
+        self.sampled = Span(begun, time.perf_counter())
+        return records
 
-    def state(self) -> Callable[[], Tree]:
-        """A function that gives the ledger as it is now, as a tree. Cheap to make, so that it can be made often."""
+    def state(self) -> Callable[[], LanesState]:
+        """Return a function that assembles the ledger as of now. Making the function is cheap; calling it is not."""
         rounds = self._rounds
         slots = [[(slot.episode, list(slot.pieces)) for slot in lane] for lane in self._ledger]
         return lambda: {
@@ -134,23 +159,26 @@ class Lanes:
             },
         }
 
-    def _ask(self, asked: Asked, lane: int) -> None:
-        place = self._place | {"lane": lane, "fragment": self._rounds}
-        ledger = None
+    def _address(self, lane: int) -> LaneAddress:
+        return {"seed": self._seed, "purpose": "episode", "lane": lane, "width": self.width, "env": self._env}
+
+    def _submit(self, request: Request, lane: int) -> None:
+        address: LaneAddress = {**self._address(lane), "token": self._token, "fragment": self._rounds}
+        ledger: Ledger | None = None
         if not self._told[lane]:
             ledger = {str(i): self._entry(slot.episode, slot.pieces) for i, slot in enumerate(self._ledger[lane])}
             self._told[lane] = True
-        key = f"lane {lane}"
-        future = self.engine.submit(fragment, place, self._policy, asked.weights, asked.steps, ledger, key=key)
-        asked.lanes[future] = lane
-        future.add_done_callback(asked.came)
+        task = (address, self._policy, request.weights, request.steps, ledger)
+        future = self.engine.submit(tasks.fragment, *task, key=f"lane {lane}")
+        request.futures[future] = lane
+        future.add_done_callback(request.arrived)
 
-    def _entry(self, episode: int, pieces: Sequence[np.ndarray]) -> Tree:
-        head = self.policy.head
-        nothing = np.zeros((0, *head.action_shape), head.action_dtype)
+    def _entry(self, episode: int, pieces: Sequence[np.ndarray]) -> LedgerEntry:
+        distribution = self.policy.distribution
+        nothing = np.zeros((0, *distribution.action_shape), distribution.action_dtype)
         return {"episode": episode, "actions": np.concatenate([nothing, *pieces])}
 
-    def _extend(self, lane: int, record: Tree) -> None:
+    def _extend(self, lane: int, record: LaneRecord) -> None:
         actions, ends = record["actions"], record["ends"]
         if self._vector:  # what follows an end depends on what came before it
             ends = ends[:0]
@@ -164,13 +192,13 @@ class Lanes:
             slot.pieces.append(actions[begin:, number].copy())  # a view would keep the whole message in memory
 
     def _renew(self, lane: int) -> None:
-        """Have a vector lane made anew once its ledger is long."""
+        """Have a vector lane re-created once its ledger is long."""
         slots = self._ledger[lane]
         if sum(map(len, slots[0].pieces)) >= LIFE:
             self._ledger[lane] = [_Slot(slot.episode + 1) for slot in slots]
             self._told[lane] = False
 
-    def _restore(self, state: Tree) -> None:
+    def _restore(self, state: LanesState) -> None:
         self._rounds = state["rounds"]
         for lane, slots in enumerate(self._ledger):
             for number, slot in enumerate(slots):

@@ -1,8 +1,8 @@
-"""A table of normal noise that all processes of a machine share: a direction is a place in it, one whole number.
+"""A table of normal noise that all processes of a machine share, so that a direction is one integer: an offset in it.
 
-The table follows from its seed and size alone. It lies in a file of the machine's temporary folder, is written once by
-whoever needs it first and mapped read-only by all, so it takes memory once however many workers there are. It stays for
-the next run; when another one is made, those that nobody has mapped are removed.
+The table follows from its seed and size alone. It is a file in the machine's temporary folder, written once by the
+first process that needs it and mapped read-only by all, so it takes memory once for any number of workers. It stays for
+the next run; when another table is made, those that no process has mapped are removed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ROWS = 16
 
 
 @functools.lru_cache(maxsize=2)  # a worker may serve several runs
-def table(seed: int, size: int) -> np.ndarray:
-    """The table (size,) float32, read-only, mapped from this machine's file; made first if it is not there yet."""
+def open_table(seed: int, size: int) -> np.ndarray:
+    """Map the table (size,) float32 read-only from this machine's file, which is written first if it does not exist."""
     folder = _folder()
     path = folder / f"noise-{_digest(seed, size)}"
     try:
@@ -46,24 +46,24 @@ def table(seed: int, size: int) -> np.ndarray:
                 file = os.open(path, os.O_RDONLY)
                 fcntl.flock(file, fcntl.LOCK_SH)
     except OSError as error:
-        why = "there is no room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else error.strerror
+        why = "no space is left" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else error.strerror
         raise DiskFault(
-            f"the noise table of {4 * size / 2**20:,.0f} MB could not be made in {folder}: {why}. Make room, name "
-            f"another folder in the variable TMPDIR, or use a smaller table: --table-size {size // 4}"
+            f"the noise table of {4 * size / 2**20:,.0f} MB could not be written to {folder}: {why}. Free some space, "
+            f"set TMPDIR to another folder, or use a smaller table: --table-size {size // 4}"
         ) from None
-    # All of it now, where the system can: a page that has to be read from disk later holds a lane up for milliseconds.
+    # Populated now, where the system can: a page that is read from disk later delays a lane by milliseconds.
     mapped = mmap.mmap(file, 4 * size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), mmap.PROT_READ)
-    os.close(file)  # the map has a copy of the descriptor, and with it the lock that says that the file is in use
+    os.close(file)  # the map keeps a copy of the descriptor, and with it the lock that marks the file as used
     return np.frombuffer(mapped, np.float32)
 
 
-def weighted_sum(table: np.ndarray, weights: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
-    """Sum of weights[i] * table[places[i] : places[i] + size], (size,) float32: in this order, block by block.
+def weighted_sum(table: np.ndarray, weights: np.ndarray, offsets: np.ndarray, size: int) -> np.ndarray:
+    """Sum weights[i] * table[offsets[i] : offsets[i] + size] to (size,) float32, in this order, block by block.
 
     Rows are copied to a block that fits the cache and multiplied there, so each is read from memory once.
     """
     total = np.zeros(size, np.float32)
-    starts = places.tolist()
+    starts = offsets.tolist()
     weights = weights.astype(np.float32)
     with _blas().limit(limits=1):  # more threads change bits
         for left in range(0, size, _COLUMNS):
@@ -79,50 +79,50 @@ def weighted_sum(table: np.ndarray, weights: np.ndarray, places: np.ndarray, siz
 
 @functools.cache
 def _blas() -> ThreadpoolController:
-    """NumPy's BLAS, found once: looking for it takes longer than the sum for a small policy."""
+    """Find NumPy's BLAS once: searching for it takes longer than the sum for a small policy."""
     return ThreadpoolController()
 
 
 def _digest(seed: int, size: int) -> str:
-    """What a table follows from; NumPy may change how it draws between versions."""
+    """Hash what a table depends on; NumPy may change its draws between versions."""
     return hashlib.sha256(f"{seed} {size} {BLOCK} {np.__version__}".encode()).hexdigest()[:16]
 
 
 def _block(seed: int, number: int, size: int) -> np.ndarray:
-    """Numbers of one block, the last of which may be shorter."""
+    """Draw one block of the table; the last one may be shorter."""
     length = min(BLOCK, size - number * BLOCK)
     return seeding.rng(seed, "noise", number).standard_normal(BLOCK, dtype=np.float32)[:length]
 
 
 def _folder() -> Path:
-    """The folder of tables, which nobody else may write to: others could put numbers of their own there."""
+    """Return the folder of tables. Only this user may write to it, or other users could plant their numbers there."""
     folder = Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
         raise DiskFault(
-            f"the folder {folder} for noise tables cannot be made: {error.strerror}. "
-            f"Name another temporary folder in the variable TMPDIR"
+            f"the folder {folder} for noise tables cannot be created: {error.strerror}. "
+            f"Set TMPDIR to another temporary folder"
         ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise UsageError(
-            f"{folder} is not a folder of yours that only you can write to, so no noise table is read from it. "
-            f"Remove it, or name another temporary folder in the variable TMPDIR"
+            f"{folder} is not a folder that only you can write to, so no noise table is read from it. "
+            f"Remove it, or set TMPDIR to another temporary folder"
         )
     return folder
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time: the others wait for the table instead of making it too."""
+    """Let one process at a time make the table; the others wait for it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _open(path: Path, seed: int, size: int) -> int | None:
-    """The open file of a table, held; None if there is none, or if what is there is not the table."""
+    """Open and lock the file of a table; None if it does not exist or has other content."""
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -145,9 +145,9 @@ def _make(path: Path, seed: int, size: int) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove tables that no process has mapped, and what crashes left behind."""
+    """Remove tables that no process has mapped, and leftovers of crashes."""
     disk.remove_leftovers(folder)
     for path in folder.glob("noise-*"):
-        with path.open("rb") as file, contextlib.suppress(BlockingIOError):  # somebody uses it
+        with path.open("rb") as file, contextlib.suppress(BlockingIOError):  # in use
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

@@ -1,79 +1,58 @@
-"""What happens in a lane: where its slots are, and the record of a stretch of steps."""
+"""The record of what happened in a lane, and its recorder."""
 
 from __future__ import annotations
 
-import traceback
-from typing import Any
+from typing import NotRequired, TypedDict
 
-import gymnasium
 import numpy as np
 
-from shoal.base import seeding
 from shoal.base.moments import Moments
 from shoal.base.trees import Tree
-from shoal.envs.make import EnvSpec, observation_dtype
 from shoal.errors import EnvironmentFault
 from shoal.policies.policy import Policy
-
-NOISE_STEPS = 128
-"""Noise for sampling is drawn for this many steps at once. Part of the task: changing it changes every run."""
+from shoal.sampling.slots import Slots
 
 
-def episode_seed(place: Tree, slot: int, episode: int) -> int:
-    """What the environment of a slot is reset with."""
-    return seeding.integer(place["seed"], place["purpose"], place["lane"], slot, episode)
+class EpisodeScores(TypedDict):
+    """The part of a record that scores and counters are computed from."""
+
+    steps: np.ndarray
+    """Environment steps taken, in any shape that sums to their number."""
+    skipped: np.ndarray
+    """(S, 2): time and slot of steps that a native vector environment spent on a reset."""
+    returns: np.ndarray
+    """(K,) float64: return of each episode that ended."""
+    lengths: np.ndarray
+    """(K,) int64."""
 
 
-class Slots:
-    """`width` slots. Slot s is in episode `episodes[s]` and will act on `observations[s]`; -1 means in none."""
-
-    observations: np.ndarray
-
-    def __init__(self, place: Tree) -> None:
-        self.place, self.width = place, place["width"]
-        self.spec = EnvSpec(**place["env"])
-        self.clock = 0
-        self.taken = 0
-        self.episodes = [-1] * self.width
-        self.begun = [0] * self.width  # by the clock
-        self.returns = [0.0] * self.width  # of the running episodes, before this task
-        self.memory = np.zeros((self.width, 0), np.float32)  # what a recurrent policy remembers in each slot
-
-    def see(self, space: gymnasium.Space[Any]) -> None:
-        """Make room for observations (width, ...) of a space."""
-        self.observations = np.zeros((self.width, *(space.shape or ())), observation_dtype(space))
-
-    def seed(self, slot: int, episode: int) -> int:
-        """What the environment of a slot is reset with."""
-        return episode_seed(self.place, slot, episode)
-
-    def where(self, slot: int, episode: int, step: int) -> str:
-        """How a message names one step."""
-        seed, lane = self.seed(slot, episode), self.place["lane"]
-        return f"{self.spec.id}, lane {lane}, slot {slot}, episode {episode} (reset seed {seed}), step {step}"
-
-    def raised(self, slot: int, error: Exception) -> EnvironmentFault:
-        """What to raise when the environment of a slot has raised an error."""
-        below = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        trace = "".join(traceback.format_exception(type(error), error, below))
-        where = self.where(slot, self.episodes[slot], max(self.clock - self.begun[slot] - 1, 0))
-        return EnvironmentFault(f"the environment raised {type(error).__name__}: {error}\nin {where}\n\n{trace}")
-
-
-class Record:
+class LaneRecord(EpisodeScores):
     """What happened in a lane: T steps of W slots, and K ends of episodes in order of time, then slot.
 
-    observations (T+1, W, ...)   what was acted on; the last row is what the next step would act on
-    actions      (T, W, numbers)
-    rewards      (T, W) float32
-    steps        (W,)            how many of the T steps each slot took; a slot that is left stays left
-    ends         (K, 2)          time and slot of the last step of each episode that ended
-    terminated   (K,) bool       True: the environment ended it. False: it was cut off (truncated)
-    finals       (K, ...)        the observation after that step, which `observations` has no place for
-    returns, lengths, episodes   (K,) of those episodes, whole
-    skipped      (S, 2)          time and slot of steps that a native vector environment spent on a reset
-    moments                      count, mean and squared deviations of the observations acted on
+    `steps` is (W,): how many of the T steps each slot took before it was left. `returns` and `lengths` cover whole
+    episodes, also their part before this record.
     """
+
+    observations: np.ndarray
+    """(T+1, W, ...): the observations acted on; the last row is where the next step will act."""
+    actions: np.ndarray
+    """(T, W, components)."""
+    rewards: np.ndarray
+    """(T, W) float32."""
+    ends: np.ndarray
+    """(K, 2) int32: time and slot of the last step of each episode that ended."""
+    terminated: np.ndarray
+    """(K,) bool: True if the environment terminated the episode, False if it was truncated."""
+    finals: np.ndarray
+    """(K, ...): the observation after that step, which `observations` does not contain."""
+    episodes: np.ndarray
+    """(K,) int64: number of each of these episodes in its slot."""
+    moments: NotRequired[Tree]
+    """`Moments` of the observations acted on, if the policy normalises them."""
+
+
+class LaneRecorder:
+    """Collects the `LaneRecord` of one task while a lane plays."""
 
     def __init__(self, lane: Slots) -> None:
         self.lane = lane
@@ -93,13 +72,13 @@ class Record:
         self.skipped: list[tuple[int, int]] = []
 
     def step(self, observations: np.ndarray, actions: np.ndarray, rewards: list[float]) -> None:
-        """The slots took a step: what they acted on, what they did, and what it paid."""
+        """Add one step of all slots."""
         self.observations.append(observations)
         self.actions.append(actions)
         self.rewards.append(rewards)
 
     def end(self, time: int, slot: int, terminated: bool) -> None:
-        """An episode ended in a slot; call before the next one begins there."""
+        """Add the end of an episode, before the next one begins in its slot."""
         lane = self.lane
         self.ends.append((time, slot))
         self.terminated.append(terminated)
@@ -109,20 +88,19 @@ class Record:
         self.episodes.append(lane.episodes[slot])
 
     def _return(self, slot: int) -> float:
-        """Sum of a slot's rewards since its episode began; added up in order of time, wherever tasks were cut."""
+        """Sum a slot's rewards since its episode began, in order of time wherever tasks were cut."""
         lane = self.lane
         total = lane.returns[slot]
         for row in self.rewards[max(lane.begun[slot] - self.clock, 0) :]:
-            total += row[slot]  # not `sum`, which newer Pythons compensate: `rebuild` adds one by one as well
+            total += row[slot]  # not `sum`, which compensates in newer Pythons; `rebuild` adds one by one, too
         return total
 
-    def tree(self, policy: Policy, time: int) -> Tree:
-        """Plain data, checked for numbers that are not finite."""
+    def record(self, policy: Policy, time: int) -> LaneRecord:
+        """Assemble the record, and refuse numbers that are not finite."""
         lane = self.lane
         lane.returns = [self._return(slot) for slot in range(lane.width)]
         observations = np.stack([*self.observations, lane.observations])
         rewards = np.array(self.rewards, np.float32).reshape(time, lane.width)
-        ends = np.array(self.ends, np.int32).reshape(-1, 2)
         steps = np.full(lane.width, time, np.int32)
         for slot in range(lane.width):
             if lane.episodes[slot] < 0:
@@ -130,12 +108,12 @@ class Record:
                 steps[slot] = last[-1] + 1 if last else 0
         self._check_finite("reward", rewards)
         self._check_finite("observation", observations)
-        tree: Tree = {
+        record: LaneRecord = {
             "observations": observations,
-            "actions": np.stack(self.actions).astype(policy.head.action_dtype, copy=False),
+            "actions": np.stack(self.actions).astype(policy.distribution.action_dtype, copy=False),
             "rewards": rewards,
             "steps": steps,
-            "ends": ends,
+            "ends": np.array(self.ends, np.int32).reshape(-1, 2),
             "terminated": np.array(self.terminated, bool),
             "finals": np.array(self.finals, observations.dtype).reshape(-1, *observations.shape[2:]),
             "returns": np.array(self.returns, np.float64),
@@ -143,14 +121,14 @@ class Record:
             "episodes": np.array(self.episodes, np.int64),
             "skipped": np.array(self.skipped, np.int32).reshape(-1, 2),
         }
-        self._check_finite("final observation", tree["finals"])
+        self._check_finite("final observation", record["finals"])
         if policy.normalise:
-            acted_on = policy.numbers(observations[:-1])
+            acted_on = policy.flatten(observations[:-1])
             real = np.arange(time)[:, None] < steps
-            real[tuple(tree["skipped"].T)] = False
+            real[tuple(record["skipped"].T)] = False
             rows = [acted_on[real[:, slot], slot] for slot in range(lane.width)]
-            tree["moments"] = Moments.of(np.concatenate(rows)).to_tree()
-        return tree
+            record["moments"] = Moments.of(np.concatenate(rows)).to_tree()
+        return record
 
     def _check_finite(self, what: str, values: np.ndarray) -> None:
         if values.dtype.kind != "f" or np.isfinite(values.sum()) or np.isfinite(values).all():
@@ -161,8 +139,13 @@ class Record:
         before = [end for end, where in self.ends if where == slot and end < time]
         first_episode, first_step = self.begun_at[slot]
         step = time - before[-1] - 1 if before else first_step + time
-        raise EnvironmentFault(
-            f"the environment returned the {what} {values[tuple(at)]}\n"
-            f"in {self.lane.where(slot, first_episode + len(before), step)}. "
-            f"Nothing was learned from it. Look at the environment with that seed, or clip what it returns"
-        )
+        where = self.lane.where(slot, first_episode + len(before), step)
+        raise EnvironmentFault(not_finite(f"the {what}", values[tuple(at)], where))
+
+
+def not_finite(what: str, value: float, where: str) -> str:
+    """Word the message about a value that is not finite."""
+    return (
+        f"the environment returned {what} {value}\nin {where}. "
+        f"Nothing was learned from it. Reset the environment with that seed to investigate, or clip what it returns"
+    )

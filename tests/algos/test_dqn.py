@@ -26,7 +26,7 @@ from shoal.learning.replay_buffer import ReplayBuffer, Transitions
 from shoal.policies.actions import EpsilonGreedy
 from shoal.policies.policy import Policy
 from shoal.runs.folder import RunDir
-from shoal.sampling.lane import fragment
+from shoal.sampling.tasks import fragment
 from tests.support.cli import shoal
 from tests.support.toys import Chain
 
@@ -283,7 +283,7 @@ def test_slots_act_with_their_own_epsilon() -> None:
     weights = {"params": PARAMS, "mean": np.zeros(3, np.float32), "scale": np.ones(3, np.float32)}
     weights["epsilon"] = np.array([[0.0, 1.0], [0.25, 0.25]], np.float32)
     observations = np.tile(np.array([[1, 2, 3]], np.float32), (2, 1))
-    noise = POLICY.head.noise(np.random.default_rng(0), 4000, 2)
+    noise = POLICY.distribution.noise(np.random.default_rng(0), 4000, 2)
     best = int(POLICY.out(PARAMS, observations)[0].argmax())
     nothing = np.zeros((2, 0), np.float32)  # such policies remember nothing
     first, second, third = (functools.partial(POLICY.actor(weights, lane), memory=nothing) for lane in (0, 1, 2))

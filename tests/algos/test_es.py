@@ -49,7 +49,7 @@ def test_a_generation_as_computed_by_hand(shaping: Any) -> None:
     config = es.Config(**SMALL, sigma=0.2, lr=0.1, shaping=shaping, optimizer="sgd", momentum=0.0, weight_decay=0.5)
     policy = Policy((1,), "<f4", Point((2,), (-9.0, -9.0), (9.0, 9.0), "<f4"), ())
     before = policy.init(seeding.rng(0, "weights")).astype(np.float64)
-    table = noise_table.table(0, 10_000).astype(np.float64)
+    table = noise_table.open_table(0, 10_000).astype(np.float64)
     places = seeding.rng(0, "direction", 1).integers(0, 10_000 - 4, 6, endpoint=True)
     directions = [table[place : place + 4] for place in places]
     scores = np.array([bowl_score(before + sign * 0.2 * d) for d in directions for sign in (1, -1)])
@@ -127,7 +127,7 @@ def test_memory_learns_what_is_shown_once(memory: Any) -> None:
     found = steps(config, "tests.support.toys:Recall-v0", 25)
     with engines.make("serial") as engine:  # the saved policy remembers too
         assert play(engine, found[-1].policy, 64).returns.mean() > 3.5
-    saved = Policy.from_tree(found[-1].policy.policy.to_tree())
+    saved = Policy.from_record(found[-1].policy.policy.to_record())
     assert saved == found[-1].policy.policy
     assert saved.remembered == (12 if memory == "lstm" else 6)
 
@@ -223,19 +223,23 @@ def test_a_saved_policy_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_bins() -> None:
-    head = Bins((3, 3), (0, 0), False, (2,), (-1.0, 0.0), (1.0, 4.0), "<f4")
-    actions = head.sample(np.array([[0.0, 1, 0, 5, 0, 0]], np.float32), np.zeros(0), None)
-    (action,) = head.to_env(actions)
+    distribution = Bins((3, 3), (0, 0), False, (2,), (-1.0, 0.0), (1.0, 4.0), "<f4")
+    actions = distribution.sample(np.array([[0.0, 1, 0, 5, 0, 0]], np.float32), np.zeros(0), None)
+    (action,) = distribution.to_env(actions)
     assert action.tolist() == [0.0, 0.0]
     assert action.dtype == np.float32
-    assert head.to_env(np.array([[0, 2], [2, 1]]))[1].tolist() == [1.0, 2.0]
+    assert distribution.to_env(np.array([[0, 2], [2, 1]]))[1].tolist() == [1.0, 2.0]
     with pytest.raises(UsageError, match="has choices already"):
         steps(es.Config(**SMALL, bins=3), "tests.support.toys:Walk-v0", 1)
 
 
 def test_outputs_of_tanh_are_stretched_to_the_bounds() -> None:
-    head = Point((2,), (-1.0, 0.0), (3.0, 4.0), "<f4", scaled=True)
-    assert np.array(head.to_env(np.array([[-1, -1], [0, 0], [1, 9]], np.float32))).tolist() == [[-1, 0], [1, 2], [3, 4]]
+    distribution = Point((2,), (-1.0, 0.0), (3.0, 4.0), "<f4", scaled=True)
+    assert np.array(distribution.to_env(np.array([[-1, -1], [0, 0], [1, 9]], np.float32))).tolist() == [
+        [-1, 0],
+        [1, 2],
+        [3, 4],
+    ]
     plain = Point((2,), (-1.0, 0.0), (3.0, 4.0), "<f4")
     assert plain.to_env(np.array([[-2.0, 2.0]], np.float32))[0].tolist() == [-1, 2]
 

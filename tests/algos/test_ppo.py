@@ -13,13 +13,14 @@ from shoal import engines
 from shoal.algos import ppo
 from shoal.base import seeding
 from shoal.base.trees import digest
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
 from shoal.learning import xla
 from shoal.policies.actions import Categorical
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy
 from shoal.sampling.batch import minibatch_orders
+from shoal.sampling.tasks import describe
 
 xla.start(1)
 
@@ -62,7 +63,7 @@ def test_same_seed_same_bits_other_seed_other_bits(lag: Any) -> None:
 
 def test_with_a_lag_a_batch_is_acted_with_the_weights_from_before() -> None:
     found = steps(replace(SMALL, lag=1), "tests.support.toys:Walk-v0", 3)
-    choices = describe(EnvSpec("tests.support.toys:Walk-v0").to_tree())["head"]["choices"]
+    choices = describe(EnvSpec("tests.support.toys:Walk-v0").to_tree())["distribution"]["choices"]
     start = Policy((3,), "<f4", Categorical(tuple(choices), (0,), scalar=True), (16,)).init(seeding.rng(0, "weights"))
     acting = [step.learned["acting"]["params"] for step in found]
     np.testing.assert_array_equal(acting[0], start, "the second batch is acted while the first is learned from")
@@ -163,11 +164,13 @@ def reference_loss(params: Any, critic: Any, config: ppo.Config) -> Any:
     estimate, targets = reference_targets(config)
     scaled = (estimate - estimate.mean()) / estimate.std()
     out = POLICY.out(params, jnp.asarray(x))
-    ratio = jnp.exp(POLICY.head.log_prob(out, actions) - POLICY.head.log_prob(POLICY.out(old_params, x), actions))
+    ratio = jnp.exp(
+        POLICY.distribution.log_prob(out, actions) - POLICY.distribution.log_prob(POLICY.out(old_params, x), actions)
+    )
     gain = jnp.minimum(ratio * scaled, jnp.clip(ratio, 0.8, 1.2) * scaled).mean()
     normal = (targets - targets.mean()) / targets.std()
     value_loss = ((VALUE(critic, jnp.asarray(x))[:, 0] - normal) ** 2).mean()
-    return -gain - config.entropy * POLICY.head.entropy(out).mean() + value_loss / 2
+    return -gain - config.entropy * POLICY.distribution.entropy(out).mean() + value_loss / 2
 
 
 def test_one_step_against_a_reference() -> None:

@@ -74,14 +74,14 @@ def test_state_resumes_exactly(batch: Any) -> None:
             assert digest(next(resumed).state()) == digest(expected.state())
 
 
-def one_update(config: trpo.Config, head: Any, batch_seed: int = 0) -> tuple[Any, ...]:
+def one_update(config: trpo.Config, distribution: Any, batch_seed: int = 0) -> tuple[Any, ...]:
     """A policy, its parameters before and after one update on random data, the batch and the metrics."""
-    policy = Policy((3,), "<f4", head, (8,))
+    policy = Policy((3,), "<f4", distribution, (8,))
     value = MLP((3, 8, 1))
     rng = np.random.default_rng(batch_seed)
     time, slots = 32, 4
-    if isinstance(head, Categorical):
-        actions = rng.integers(0, head.choices[0], (time, slots, 1))
+    if isinstance(distribution, Categorical):
+        actions = rng.integers(0, distribution.choices[0], (time, slots, 1))
     else:
         actions = rng.normal(size=(time, slots, 2)).astype(np.float32)
     weights = np.ones((time, slots), np.float32)
@@ -111,31 +111,31 @@ def one_update(config: trpo.Config, head: Any, batch_seed: int = 0) -> tuple[Any
     return policy, params, np.asarray(new), batch, metrics
 
 
-HEADS = [Categorical((3,), (0,), scalar=True), Gaussian((2,), (-1.0, -1.0), (1.0, 1.0), "<f4")]
+DISTRIBUTIONS = [Categorical((3,), (0,), scalar=True), Gaussian((2,), (-1.0, -1.0), (1.0, 1.0), "<f4")]
 
 
-@pytest.mark.parametrize("head", HEADS, ids=["categorical", "gaussian"])
-def test_update_stays_in_the_trust_region_and_improves(head: Any) -> None:
-    policy, params, new, batch, metrics = one_update(trpo.Config(value_batch=16), head)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=["categorical", "gaussian"])
+def test_update_stays_in_the_trust_region_and_improves(distribution: Any) -> None:
+    policy, params, new, batch, metrics = one_update(trpo.Config(value_batch=16), distribution)
     assert metrics["train/is_line_search_success"] == 1
     old_out = policy.out(jnp.asarray(params), jnp.asarray(batch["observations"][:-1]))
     new_out = policy.out(jnp.asarray(new), jnp.asarray(batch["observations"][:-1]))
-    kl = (policy.head.kl(old_out, new_out) * batch["weights"]).sum() / batch["weights"].sum()
+    kl = (policy.distribution.kl(old_out, new_out) * batch["weights"]).sum() / batch["weights"].sum()
     np.testing.assert_allclose(kl, metrics["train/kl_divergence_loss"], rtol=1e-3)
     assert 0.3 * 0.01 < kl <= 0.01, "the step uses the region, and no more"
     assert metrics["train/policy_objective"] > 0
 
 
-@pytest.mark.parametrize("head", HEADS, ids=["categorical", "gaussian"])
-def test_step_is_along_the_natural_gradient(head: Any) -> None:
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=["categorical", "gaussian"])
+def test_step_is_along_the_natural_gradient(distribution: Any) -> None:
     """Against the Fisher matrix written out as the Hessian of the mean divergence."""
     config = trpo.Config(cg_iterations=200, cg_damping=0.1, value_epochs=0)
-    policy, params, new, batch, _ = one_update(config, head)
+    policy, params, new, batch, _ = one_update(config, distribution)
     x, used = jnp.asarray(batch["observations"][:-1]), jnp.asarray(batch["weights"])
     old = policy.out(jnp.asarray(params), x)
 
     def divergence(p: Any) -> Any:
-        return (policy.head.kl(old, policy.out(p, x)) * used).sum() / used.sum()
+        return (policy.distribution.kl(old, policy.out(p, x)) * used).sum() / used.sum()
 
     fisher = jax.jit(jax.hessian(divergence))(jnp.asarray(params))
     step = new - params
@@ -166,23 +166,25 @@ def _gradient(policy: Policy, params: Any, batch: Any, config: trpo.Config) -> n
     scaled = centred / np.sqrt((centred**2).sum() / used.sum())
 
     def objective(p: Any) -> Any:
-        log_prob = policy.head.log_prob(policy.out(p, jnp.asarray(batch["observations"][:-1])), batch["actions"])
+        log_prob = policy.distribution.log_prob(
+            policy.out(p, jnp.asarray(batch["observations"][:-1])), batch["actions"]
+        )
         return (log_prob * scaled).sum() / used.sum()
 
     return np.asarray(jax.grad(objective)(jnp.asarray(params)))
 
 
-@pytest.mark.parametrize("head", HEADS, ids=["categorical", "gaussian"])
-def test_line_search_shortens_steps_that_leave_the_region(head: Any) -> None:
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=["categorical", "gaussian"])
+def test_line_search_shortens_steps_that_leave_the_region(distribution: Any) -> None:
     """A region so large that the quadratic model misjudges it."""
-    metrics = one_update(trpo.Config(max_kl=0.5, cg_damping=0.001, cg_iterations=30, value_epochs=0), head)[-1]
+    metrics = one_update(trpo.Config(max_kl=0.5, cg_damping=0.001, cg_iterations=30, value_epochs=0), distribution)[-1]
     assert 0 < metrics["train/step_fraction"] < 1
     assert 0.1 < metrics["train/kl_divergence_loss"] <= 0.5
 
 
 def test_fisher_subsampling_changes_little() -> None:
-    _, params, new, *_ = one_update(trpo.Config(value_epochs=0), HEADS[0])
-    _, _, sampled, *_ = one_update(trpo.Config(value_epochs=0, fisher_stride=4), HEADS[0])
+    _, params, new, *_ = one_update(trpo.Config(value_epochs=0), DISTRIBUTIONS[0])
+    _, _, sampled, *_ = one_update(trpo.Config(value_epochs=0, fisher_stride=4), DISTRIBUTIONS[0])
     cosine = (new - params) @ (sampled - params) / np.linalg.norm(new - params) / np.linalg.norm(sampled - params)
     assert 0.8 < cosine < 0.99999
 

@@ -85,5 +85,5 @@ def test_references_are_whole_and_meet_the_presets() -> None:
             for entry in entries:
                 assert set(entry) <= {"source", "score", "deviation", "steps", "of"}
                 assert {"source", "score", "steps"} <= set(entry)
-    met = {(algo, env) for algo in algos.ALGOS for env in presets.presets(algo) if env in table.get(algo, {})}
+    met = {(algo, env) for algo in algos.ALGORITHMS for env in presets.presets(algo) if env in table.get(algo, {})}
     assert {("ppo", "CartPole-v1"), ("ppo", "LunarLander-v3"), ("trpo", "HalfCheetah-v5")} <= met

@@ -23,7 +23,7 @@ from shoal.errors import UsageError
 from shoal.runs import run
 from shoal.runs.folder import RunDir
 from shoal.runs.settings import Settings
-from shoal.sampling import lane
+from shoal.sampling import tasks
 from shoal.sampling.scores import Scores
 from tests.support import toys
 from tests.support.lanes import WALK, head_side, policy_for
@@ -200,13 +200,13 @@ def test_recorder_follows_lanes_that_move() -> None:
     _, weights = policy_for(WALK)
     found = []
     for forget in (False, True):
-        lane._live.clear()
+        tasks.held.clear()
         with replay.Recorder() as engine:
             side = head_side(engine, WALK)
             for _ in range(6):
                 side.fragments(engine.share(weights), 5)
                 if forget:
-                    lane._live.clear()
+                    tasks.held.clear()
             found.append(engine.ended)
     assert len(found[0]) == len(found[1]) > 8
     for one, other in zip(*found, strict=True):
@@ -221,7 +221,7 @@ def test_recorder_counts_results_when_they_are_taken() -> None:
     place = {"seed": 5, "purpose": "episode", "width": 4, "env": WALK.to_tree()}
     with replay.Recorder() as engine:
         first, second = (
-            engine.submit(lane.episodes, place | {"lane": lane}, policy.to_tree(), weights, {"episodes": 3})
+            engine.submit(tasks.episodes, place | {"lane": lane}, policy.to_record(), weights, {"episodes": 3})
             for lane in (0, 1)
         )
         assert engine.ended == []
@@ -241,7 +241,7 @@ def episode() -> replay.Episode:
     policy, weights = policy_for(WALK)
     place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": WALK.to_tree()}
     with replay.Recorder() as engine:
-        engine.submit(lane.episodes, place, policy.to_tree(), weights, {"episodes": 20}).result()
+        engine.submit(tasks.episodes, place, policy.to_record(), weights, {"episodes": 20}).result()
         whole = next(e for e in engine.ended if e.length >= 10 and e.terminated)
     return dataclasses.replace(whole, observations=whole.observations[3:], rewards=whole.rewards[3:])
 
@@ -292,14 +292,14 @@ def test_one_bit_is_noticed_and_named(episode: replay.Episode) -> None:
 )
 def test_an_environment_that_differs_alone(how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toys.Crowded, "made", 0)
-    lane._pool.clear()
+    tasks.idle.clear()
     env = EnvSpec(
         "tests.support.toys:Crowded-v0", {"how": how, "many": 5}
     )  # one to look at its spaces, and the lane's four
     policy, weights = policy_for(env)
     place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": env.to_tree()}
     with replay.Recorder() as engine:
-        engine.submit(lane.episodes, place, policy.to_tree(), weights, {"episodes": 4}).result()
+        engine.submit(tasks.episodes, place, policy.to_record(), weights, {"episodes": 4}).result()
         episode = max(engine.ended, key=lambda episode: episode.length)
     assert episode.length > 3
     played = replay.play(episode, env)
@@ -369,7 +369,9 @@ def test_debugger(shared_run: RunDir) -> None:
     assert (code, err) == (0, "")
     assert f"('action', {int(wanted.actions[0])})" in out
     assert "('steps', 0)" in out, "before the first step"
-    assert re.search(r"lanes.py\(\d+\)alone\(\)\n-> .* = env.step\(action\)\n(> .*toys|.*toys).py\(\d+\)step\(\)", out)
+    assert re.search(
+        r"lane.py\(\d+\)play_alone\(\)\n-> .* = env.step\(action\)\n(> .*toys|.*toys).py\(\d+\)step\(\)", out
+    )
     assert f"Equal: {wanted.length} steps" in out
 
     code, out, _ = shoal(*words, "--at=2", cwd=where, typed="p 'steps', env.unwrapped.steps\nq\n")
@@ -384,7 +386,7 @@ def test_debugger_where_the_environment_raises(tmp_path: Path) -> None:
 
     def as_new() -> None:
         toys.Crowded.made = 0
-        lane._pool.clear()
+        tasks.idle.clear()
 
     as_new()
     env = {"env": "tests.support.toys:Crowded-v0", "env_kwargs": json.dumps({"how": "raises", "many": 5})}
@@ -408,7 +410,7 @@ def test_environments_that_break_the_rules(tmp_path: Path) -> None:
     assert not (tmp_path / "episode.csv").exists()
 
     shutil.rmtree(tmp_path / "runs")
-    lane._pool.clear()
+    tasks.idle.clear()
     trained(tmp_path / "runs", "trpo", TRPO | {"batch": "episodes"}, "tests.support.toys:Sticky-v0", iterations=1)
     code, out, err = shoal(*words, cwd=tmp_path)
     assert (code, err) == (1, "")

@@ -52,8 +52,11 @@ def test_a_program_to_play_against_must_be_allowed_too(monkeypatch: pytest.Monke
 
 
 def test_own_tasks_exist() -> None:
-    for name in functions.OWN:
-        assert callable(Functions().find(name))
+    for name in ("fragment", "episodes", "evaluate", "describe", "canary"):
+        assert callable(Functions().find(f"{functions.OWN_TASKS}:{name}"))
+    for name in ("_hidden", "Policy", "seeding"):
+        with pytest.raises(UsageError, match=r"may not run|no function"):
+            Functions().find(f"{functions.OWN_TASKS}:{name}")
 
 
 def test_server_refuses_what_is_not_allowed() -> None:

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 from shoal.envs import make as making
-from shoal.envs.make import EnvSpec, check_id, describe, make, time_limit
+from shoal.envs.make import EnvSpec, check_id, make, time_limit
 from shoal.errors import EnvironmentFault, UsageError
+from shoal.sampling.tasks import describe
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"])

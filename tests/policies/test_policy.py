@@ -8,10 +8,11 @@ import safetensors.numpy
 from shoal.base import seeding
 from shoal.errors import CheckpointFault
 from shoal.policies.actions import Categorical, Gaussian, Point
-from shoal.policies.networks import ACTIVATIONS, MLP, Dueling, Recurrent
+from shoal.policies.networks import MLP, Dueling, Recurrent
 from shoal.policies.policy import Policy, SavedPolicy
 
 BOX = Gaussian((2,), (-1.0, -1.0), (1.0, 1.0), "<f4")
+ACTIVATIONS = ("tanh", "relu", "sigmoid", "softsign", "identity")
 POLICY = Policy((3,), "<f4", BOX, (16, 16), normalise=True)
 
 
@@ -128,7 +129,7 @@ def test_features_are_normalised_and_cut() -> None:
 def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     saved = SavedPolicy(POLICY, weights(POLICY), {"id": "Walk-v0"})
-    path.write_bytes(safetensors.numpy.save(saved.weights, metadata=saved.metadata()))
+    path.write_bytes(saved.to_bytes())
     back = SavedPolicy.load(path)
     assert back.policy == POLICY
     assert back.env == {"id": "Walk-v0"}

@@ -13,7 +13,7 @@ from tests.support.cli import shoal
 
 xla.start(1)
 
-ALL = [(algo, name) for algo in algos.ALGOS for name in presets.presets(algo)]
+ALL = [(algo, name) for algo in algos.ALGORITHMS for name in presets.presets(algo)]
 
 
 @pytest.mark.parametrize(("algo", "name"), ALL, ids=[f"{algo}-{name}" for algo, name in ALL])

@@ -2,8 +2,7 @@ import numpy as np
 
 from shoal.base.moments import Moments
 from shoal.base.trees import Tree
-from shoal.sampling import lanes
-from shoal.sampling.batch import make_batch, minibatch_orders
+from shoal.sampling.batch import _rounded, make_batch, minibatch_orders
 from shoal.sampling.scores import Scores
 
 
@@ -51,9 +50,9 @@ def test_room_for_finals_grows() -> None:
 
 
 def test_lengths_are_rounded_to_few_shapes() -> None:
-    sizes = {lanes._rounded(n) for n in range(1, 1000)}
+    sizes = {_rounded(n) for n in range(1, 1000)}
     assert sorted(sizes) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-    assert all(lanes._rounded(n) >= n for n in range(1, 1000))
+    assert all(_rounded(n) >= n for n in range(1, 1000))
 
 
 def test_scores_keep_a_window_and_survive_a_resume() -> None:

@@ -9,9 +9,10 @@ from shoal.base import seeding
 from shoal.base.trees import digest
 from shoal.engines.base import Engine
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, describe, make
+from shoal.envs.make import EnvSpec, make
 from shoal.errors import EnvironmentFault, UsageError
-from shoal.sampling import lane, lanes
+from shoal.sampling import lane, lanes, tasks
+from shoal.sampling.tasks import describe
 from tests.support.lanes import WALK, forget_everything, head_side, policy_for
 
 SPACES = [
@@ -80,7 +81,7 @@ def test_record_replays_step_by_step() -> None:
         observation, _ = env.reset(seed=seeding.integer(5, "episode", 1, slot, 0))
         for time in range(40):
             np.testing.assert_array_equal(record["observations"][time, slot], observation)
-            (action,) = policy.head.to_env(record["actions"][time, slot][None])
+            (action,) = policy.distribution.to_env(record["actions"][time, slot][None])
             observation, reward, terminated, truncated, _ = env.step(action)
             assert record["rewards"][time, slot] == np.float32(reward)
             total, length = total + reward, length + 1
@@ -102,23 +103,23 @@ def test_record_replays_step_by_step() -> None:
 def test_episodes_are_whole(budget: dict[str, int]) -> None:
     policy, weights = policy_for(WALK)
     place = {"seed": 5, "purpose": "episode", "lane": 3, "width": 4, "env": WALK.to_tree()}
-    record = lane.episodes(place, policy.to_tree(), weights, budget)
+    record = tasks.episodes(place, policy.to_record(), weights, budget)
     assert record["lengths"].sum() == record["steps"].sum(), "no step belongs to an episode that was cut off"
     if "episodes" in budget:
         assert len(record["returns"]) == budget["episodes"]
     else:
         assert record["steps"].sum() >= 50
         assert record["steps"].sum() - sorted(record["lengths"])[-4:][0] < 50 + 4 * 13
-    again = lane.episodes(place, policy.to_tree(), weights, budget)
+    again = tasks.episodes(place, policy.to_record(), weights, budget)
     assert digest(again) == digest(record)
-    other = lane.episodes(place | {"lane": 4}, policy.to_tree(), weights, budget)
+    other = tasks.episodes(place | {"lane": 4}, policy.to_record(), weights, budget)
     assert digest(other) != digest(record)
 
 
 def test_greedy_actions_are_the_likeliest() -> None:
     policy, weights = policy_for(WALK)
     place = {"seed": 5, "purpose": "evaluate", "lane": 0, "width": 4, "env": WALK.to_tree()}
-    record = lane.episodes(place, policy.to_tree(), weights, {"episodes": 4}, True)
+    record = tasks.episodes(place, policy.to_record(), weights, {"episodes": 4}, True)
     features = policy.features(record["observations"][:-1], weights["mean"], weights["scale"])
     expected = policy.out(weights["params"], features).argmax(axis=-1)
     for slot, steps in enumerate(record["steps"]):
@@ -132,7 +133,7 @@ def test_bytes_stay_bytes() -> None:
         (record,) = head_side(engine, env, count=1).fragments(engine.share(weights), 4)
     assert record["observations"].dtype == np.uint8
     assert record["observations"].shape == (5, 3, 4, 3)
-    assert policy.numbers(record["observations"]).max() <= 1.0
+    assert policy.flatten(record["observations"]).max() <= 1.0
     assert record["moments"]["mean"].max() <= 1.0
 
 
@@ -143,15 +144,15 @@ def test_environments_are_reused_or_made_anew(monkeypatch: pytest.MonkeyPatch) -
         made.append(spec)
         return make(spec)
 
-    monkeypatch.setattr(lanes, "make", counting)
-    lane._pool.clear()
+    monkeypatch.setattr(lane, "make", counting)
+    tasks.idle.clear()
     reused, recreated = EnvSpec("tests.support.toys:Walk-v0"), EnvSpec("tests.support.toys:Walk-v0", recreate_after=2)
     outcomes = []
     for env in (reused, recreated):
         policy, weights = policy_for(env)
         place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 2, "env": env.to_tree()}
         for _ in range(3):
-            record = lane.episodes(place, policy.to_tree(), weights, {"episodes": 8})
+            record = tasks.episodes(place, policy.to_record(), weights, {"episodes": 8})
         outcomes.append(digest(record))
     assert made.count(reused) == 2
     assert made.count(recreated) > 12, "also by whole episodes"
@@ -222,24 +223,24 @@ def test_many_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         env.close = closing  # type: ignore[method-assign]
         return env
 
-    monkeypatch.setattr(lanes, "make", counting)
-    lane._pool.clear()
-    lane._live.clear()
+    monkeypatch.setattr(lane, "make", counting)
+    tasks.idle.clear()
+    tasks.held.clear()
     with SerialEngine() as engine:
-        for limit in range(5, 5 + lane.KEEP_RUNS + 6):
+        for limit in range(5, 5 + tasks.KEEP_RUNS + 6):
             env = EnvSpec("tests.support.toys:Walk-v0", max_episode_steps=limit)
             head_side(engine, env, count=1).fragments(engine.share(policy_for(env)[1]), 4)
     assert closed >= 9, "three slots of each run that is gone"
-    assert (len(lane._live), len(lane._pool)) == (lane.KEEP_RUNS, lane._KEEP_SPECS)
+    assert (len(tasks.held), len(tasks.idle.counts())) == (tasks.KEEP_RUNS, lane._KEEP_SPECS)
 
 
 def test_a_lane_that_moved_away_gives_its_environments_back() -> None:
     policy, weights = policy_for(WALK)
-    lane._pool.clear()
-    lane._live.clear()
+    tasks.idle.clear()
+    tasks.held.clear()
     with SerialEngine() as engine:
         side = head_side(engine, WALK, count=1)
         side.fragments(engine.share(weights), 4)
-    place = {**side._place, "lane": 0, "fragment": 5}
-    assert lane.fragment(place, policy.to_tree(), weights, 4) is None
-    assert [len(idle) for idle in lane._pool.values()] == [3]
+    place = {**side._address(0), "token": side._token, "fragment": 5}
+    assert tasks.fragment(place, policy.to_record(), weights, 4) is None
+    assert tasks.idle.counts() == [3]

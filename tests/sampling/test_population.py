@@ -11,11 +11,12 @@ from shoal.algos.search import policy_for
 from shoal.base import seeding
 from shoal.base.trees import Tree
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, describe, make
+from shoal.envs.make import EnvSpec, make
 from shoal.errors import EnvironmentFault, LearningFault
 from shoal.policies.policy import Policy
 from shoal.sampling import noise_table
 from shoal.sampling.population import Members, Outcome, Plan, Population, shares
+from shoal.sampling.tasks import describe
 
 TABLE = (3, 100_000)
 PLAN = Plan(generation=4, episodes=2, steps=0, limit=None)
@@ -33,8 +34,8 @@ def setting(env: EnvSpec, **config: Any) -> tuple[Policy, Tree]:
 
 def members(policy: Policy, count: int) -> Members:
     rng = np.random.default_rng(1)
-    places = rng.integers(0, TABLE[1] - policy.count, count)
-    return Members(np.arange(count), places=places, scales=np.linspace(-1, 1, count).astype(np.float32))
+    offsets = rng.integers(0, TABLE[1] - policy.count, count)
+    return Members(np.arange(count), offsets=offsets, scales=np.linspace(-1, 1, count).astype(np.float32))
 
 
 def evaluated(
@@ -54,7 +55,7 @@ def alone(env: EnvSpec, policy: Policy, weights: Tree, params: np.ndarray, who: 
     total, length, over = 0.0, 0, False
     while not over:
         actions = act(np.asarray(observation, policy.observation_dtype)[None], None, memory)
-        observation, reward, terminated, truncated, _ = made.step(policy.head.to_env(actions)[0])
+        observation, reward, terminated, truncated, _ = made.step(policy.distribution.to_env(actions)[0])
         total, length, over = total + float(reward), length + 1, terminated or truncated
     return total, length
 
@@ -73,13 +74,13 @@ def test_members_score_as_if_they_had_played_alone(kwargs: Tree, config: Tree) -
     env = EnvSpec("tests.support.toys:Walk-v0", kwargs)
     policy, weights = setting(env, **config)
     who = members(policy, 9)
-    assert who.places is not None
+    assert who.offsets is not None
     assert who.scales is not None
     outcome = evaluated(env, policy, weights, who)
     assert outcome.members.tolist() == np.repeat(np.arange(9), 2).tolist()
-    table = noise_table.table(*TABLE)
+    table = noise_table.open_table(*TABLE)
     for index, (member, number) in enumerate((member, number) for member in range(9) for number in range(2)):
-        step = who.scales[member] * table[who.places[member] : who.places[member] + policy.count]
+        step = who.scales[member] * table[who.offsets[member] : who.offsets[member] + policy.count]
         total, length = alone(env, policy, weights, weights["params"] + step, member, number)
         assert outcome.lengths[index] == length
         assert outcome.returns[index] == pytest.approx(total, abs=1e-4)
@@ -109,10 +110,10 @@ def test_given_weights_and_steps_from_the_centre_are_the_same() -> None:
     env = EnvSpec("tests.support.toys:Walk-v0")
     policy, weights = setting(env, hidden=(4,))
     who = members(policy, 7)
-    assert who.places is not None
+    assert who.offsets is not None
     assert who.scales is not None
-    table = noise_table.table(*TABLE)
-    rows = [s * table[p : p + policy.count] for s, p in zip(who.scales, who.places, strict=True)]
+    table = noise_table.open_table(*TABLE)
+    rows = [s * table[p : p + policy.count] for s, p in zip(who.scales, who.offsets, strict=True)]
     given = Members(who.seeds, params=np.array(rows, np.float32) + weights["params"])
     one, other = (evaluated(env, policy, weights, chosen) for chosen in (who, given))
     np.testing.assert_array_equal(one.returns, other.returns)
@@ -121,7 +122,7 @@ def test_given_weights_and_steps_from_the_centre_are_the_same() -> None:
 def test_equal_seeds_mean_equal_environments() -> None:
     env = EnvSpec("tests.support.toys:Walk-v0")
     policy, weights = setting(env)
-    still = {"places": np.zeros(4, np.int64), "scales": np.zeros(4, np.float32)}
+    still = {"offsets": np.zeros(4, np.int64), "scales": np.zeros(4, np.float32)}
     outcome = evaluated(env, policy, weights, Members(np.array([1, 2, 1, 2]), **still))
     first, second, third, fourth = outcome.returns.reshape(4, 2).tolist()
     assert first == third
@@ -178,7 +179,7 @@ def test_environments_that_misbehave(how: str, message: str) -> None:
         (
             {"hidden": (4,), "memory": "elman", "activation": "relu"},
             1e30,
-            "generation 4 computed .* observations that are.*it is relu",
+            "generation 4 computed .* finite observations.*it is relu",
         ),
     ],
 )

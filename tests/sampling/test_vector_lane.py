@@ -9,13 +9,14 @@ import pytest
 from shoal.base.trees import Tree, digest
 from shoal.commands import evaluate
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.errors import UsageError
 from shoal.policies.policy import SavedPolicy
 from shoal.runs.settings import Settings
 from shoal.sampling import lanes
 from shoal.sampling.batch import make_batch
 from shoal.sampling.scores import Scores
+from shoal.sampling.tasks import describe
 from tests.support.cli import shoal
 from tests.support.lanes import forget_everything, head_side, policy_for
 

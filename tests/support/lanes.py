@@ -5,10 +5,11 @@ import numpy as np
 from shoal.base import seeding
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
-from shoal.envs.make import EnvSpec, describe
+from shoal.envs.make import EnvSpec
 from shoal.policies import actions
 from shoal.policies.policy import Policy
-from shoal.sampling import lane, lanes
+from shoal.sampling import lanes, tasks
+from shoal.sampling.tasks import describe
 
 WALK = EnvSpec("tests.support.toys:Walk-v0")
 
@@ -16,7 +17,7 @@ WALK = EnvSpec("tests.support.toys:Walk-v0")
 def policy_for(env: EnvSpec, normalise: bool = True) -> tuple[Policy, Tree]:
     spaces = describe(env.to_tree())
     policy = Policy(
-        tuple(spaces["shape"]), spaces["dtype"], actions.from_tree(spaces["head"]), (8,), normalise=normalise
+        tuple(spaces["shape"]), spaces["dtype"], actions.from_record(spaces["distribution"]), (8,), normalise=normalise
     )
     size = policy.inputs
     weights = {
@@ -33,4 +34,4 @@ def head_side(engine: Engine, env: EnvSpec, count: int = 2, width: int = 3, stat
 
 def forget_everything() -> None:
     """As if the next task came to another worker."""
-    lane._live.clear()
+    tasks.held.clear()

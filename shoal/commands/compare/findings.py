@@ -58,7 +58,7 @@ class Finding:
 def look(job: Job, engine: Engine, episodes: int) -> Finding:
     """What a finished run gave."""
     scores = evaluate.play(engine, SavedPolicy.load(job.run.policy_file), episodes)
-    own = getattr(job.config, "score_episodes", 0)
+    own = job.config.score_episodes
     return Finding(job, float(scores.returns.mean()), curve(job.run.metrics(), own))
 
 

@@ -24,7 +24,7 @@ from shoal.errors import ShoalError, UsageError
 from shoal.runs import presets, run
 from shoal.runs.folder import RunDir, check_name
 from shoal.runs.settings import Settings
-from shoal.sampling.lane import KEEP_RUNS
+from shoal.sampling.tasks import KEEP_RUNS
 
 _TASK = ("env", "env_kwargs", "max_episode_steps", "vector")
 """Settings that must be equal for all, or it would not be one task."""

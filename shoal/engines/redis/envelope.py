@@ -3,7 +3,7 @@
 A message is a signature, a header and a frame. The signature is an HMAC over the key's name in Redis, the header and
 the frame, so a message cannot be changed, sent elsewhere or, as serial numbers only rise, sent twice. Without a key
 there is none, and whoever gets into the server is believed; what workers do for them is limited all the same
-(`functions.OWN`).
+(`functions.OWN_TASKS`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""What Shoal needs from an algorithm: settings that derive from `AlgorithmConfig`, and a generator `train`.
+
+This page is the whole contract. The rest of Shoal asks for nothing else, and `shoal.testing.algorithms` checks it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+from shoal.base.trees import Tree
+from shoal.engines.base import Engine
+from shoal.envs.make import EnvSpec
+from shoal.policies.policy import SavedPolicy
+
+
+@dataclass(frozen=True)
+class Step:
+    """The result of one iteration."""
+
+    metrics: dict[str, float]
+    """Numbers to track, under Stable-Baselines3's names where it has one. `time/total_timesteps`, `time/sample_seconds`
+    and `time/learn_seconds` are required."""
+    learned: Tree
+    """Weights, optimizer state, statistics and counters. Their digest defines equal results."""
+    state: Callable[[], Tree]
+    """Assembles everything that an exact resume from this iteration needs: `learned`, and ledgers or buffers."""
+    policy: SavedPolicy
+    """The current policy."""
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig(abc.ABC):
+    """Settings of an algorithm. Derive a frozen dataclass whose fields, with their docstrings, become flags.
+
+    The properties tell Shoal what it needs to know; a field of the same name replaces a property.
+    """
+
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Packages that results depend on, besides NumPy, Gymnasium, JAX and Optax; a run records their versions."""
+
+    @property
+    @abc.abstractmethod
+    def lanes(self) -> int:
+        """Number of lanes: at most this many workers are busy."""
+
+    @property
+    def samples(self) -> Literal["fragments", "episodes", "scores"]:
+        """What workers send: rollouts of a fixed length, whole episodes, or only the scores of whole episodes."""
+        return "fragments"
+
+    @property
+    def steps_per_iteration(self) -> int | None:
+        """Environment steps of one iteration; None where that number varies."""
+        return None
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of the hidden layers, by which the number of learner threads is chosen."""
+        return ()
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a schedule ends at the run's last step, so that a new goal changes results."""
+        return False
+
+    @property
+    def start(self) -> str | None:
+        """Run or policy file to start from."""
+        return None
+
+    @property
+    def score_episodes(self) -> int:
+        """Episodes in each iteration that evaluate the current policy itself, for `eval/mean_reward`; 0 if none do."""
+        return 0
+
+    def problems(self) -> list[str]:
+        """Describe everything that is wrong with the values."""
+        return []
+
+
+class Algorithm(Protocol):
+    """The module of an algorithm."""
+
+    Config: type[AlgorithmConfig]
+    """Its settings."""
+
+    def train(
+        self, config: Any, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
+    ) -> Iterator[Step]:
+        """Learn until the caller stops, from the start or from a state; schedules end at `steps` environment steps."""
