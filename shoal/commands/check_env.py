@@ -22,7 +22,7 @@ import numpy as np
 from shoal.base.host import available_cores
 from shoal.base.trees import Tree
 from shoal.engines import make as make_engine
-from shoal.envs.make import EnvSpec, describe, make, time_limit
+from shoal.envs.make import EnvSpec, describe, make_env, time_limit
 from shoal.errors import TaskFailed
 
 STEPS = 300  # of an episode that is compared
@@ -50,7 +50,7 @@ class Watched:
     """
 
     def __init__(self, spec: EnvSpec) -> None:
-        self._env, self.limit = make(spec), time_limit(spec)
+        self._env, self.limit = make_env(spec), time_limit(spec)
         self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
         self.calls, self.spent = {"reset": 0, "step": 0}, {"reset": 0.0, "step": 0.0}
         self.odd: set[str] = set()

@@ -43,7 +43,7 @@ class EnvSpec:
         return dataclasses.asdict(self)
 
 
-def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
+def make_env(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
     """The environment, with Dict, Tuple and Discrete observations flattened into one row of numbers.
 
     Gymnasium's wrappers for the time limit and the order of calls are left out where they are outermost: a lane keeps
@@ -152,7 +152,7 @@ def describe(spec: Tree) -> dict[str, Any]:
 
         env: Any = VectorEnv(parsed, [0])
     else:
-        env = make(parsed)
+        env = make_env(parsed)
     try:
         space = env.observation_space
         return {

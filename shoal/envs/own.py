@@ -1,4 +1,4 @@
-"""Shoal's own environments. Importing this registers them with Gymnasium; `make` does so for every `shoal/...`."""
+"""Shoal's own environments. Importing this registers them with Gymnasium; `make_env` does so for every `shoal/...`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from shoal.base import seeding
 from shoal.base.trees import Tree
-from shoal.envs.make import EnvSpec, make, observation_dtype, time_limit
+from shoal.envs.make import EnvSpec, make_env, observation_dtype, time_limit
 from shoal.errors import EnvironmentFault
 from shoal.policies.actions import Head
 from shoal.policies.policy import Actor, Policy
@@ -138,7 +138,7 @@ class Lane(Slots):
         age = self._age(slot, episode)
         if self.spec.recreate_after and age and age % self.spec.recreate_after == 0:
             self.envs[slot].close()
-            self.envs[slot] = make(self.spec)
+            self.envs[slot] = make_env(self.spec)
         self.episodes[slot], self.begun[slot], self.returns[slot] = episode, self.clock, 0.0
         self.memory[slot] = 0.0
         try:
@@ -331,4 +331,4 @@ def _borrow(spec: EnvSpec, key: str, count: int) -> list[gymnasium.Env[Any, Any]
     while len(_pool) > _KEEP_SPECS:
         for env in _pool.popitem(last=False)[1]:
             env.close()
-    return [idle.pop() if idle else make(spec) for _ in range(count)]
+    return [idle.pop() if idle else make_env(spec) for _ in range(count)]

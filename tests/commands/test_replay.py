@@ -18,7 +18,7 @@ from rich.console import Console
 from shoal import algos
 from shoal.commands import replay
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, make
+from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import UsageError
 from shoal.runs import run
 from shoal.runs.folder import RunDir
@@ -349,7 +349,7 @@ def test_list_play_and_save_while_the_run_is_held(shared_run: RunDir, tmp_path: 
         "step", "observation_0", "observation_1", "observation_2", "action", "reward", "terminated", "truncated"
     ]  # fmt: skip
     assert len(rows) == 1 + wanted.length
-    env = make(WALK)
+    env = make_env(WALK)
     observation, _ = env.reset(seed=wanted.seed)
     for step, row in enumerate(rows[1:]):
         assert row[0] == str(step)

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.commands.check_env import check
 from shoal.envs.go import PASS, _point, _vertex
-from shoal.envs.make import EnvSpec, make
+from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import EnvironmentFault, MissingExtra, UsageError
 from tests.support.cli import shoal, start
 
@@ -59,7 +59,7 @@ def go() -> Iterator[Any]:
     made = []
 
     def new(**kwargs: Any) -> Any:
-        made.append(make(EnvSpec(GO, kwargs)))
+        made.append(make_env(EnvSpec(GO, kwargs)))
         return made[-1]
 
     yield new

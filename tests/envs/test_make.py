@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from shoal.envs import make as making
-from shoal.envs.make import EnvSpec, check_id, describe, make, time_limit
+from shoal.envs.make import EnvSpec, check_id, describe, make_env, time_limit
 from shoal.errors import EnvironmentFault, UsageError
 
 
@@ -11,7 +11,7 @@ from shoal.errors import EnvironmentFault, UsageError
 def test_same_steps_as_plain_gymnasium(env_id: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Without the wrappers that a lane does itself, every number is the same."""
     spec = EnvSpec(env_id)
-    ours, plain = make(spec), gymnasium.make(env_id)
+    ours, plain = make_env(spec), gymnasium.make(env_id)
     plain.action_space.seed(0)
     np.testing.assert_array_equal(ours.reset(seed=3)[0], plain.reset(seed=3)[0])
     for _ in range(200):
@@ -39,11 +39,11 @@ def test_environments_with_wrappers_keep_them() -> None:
         additional_wrappers=(wrapper,),
     )
     try:
-        env = make(EnvSpec("Wrapped-v0"))
+        env = make_env(EnvSpec("Wrapped-v0"))
         env.reset(seed=0)
         assert [env.step(np.zeros(1, np.float32))[3] for _ in range(5)] == [False] * 4 + [True]
         assert time_limit(EnvSpec("Wrapped-v0")) is None
-        shorter = make(EnvSpec("Wrapped-v0", max_episode_steps=2))
+        shorter = make_env(EnvSpec("Wrapped-v0", max_episode_steps=2))
         shorter.reset(seed=0)
         assert [shorter.step(np.zeros(1, np.float32))[3] for _ in range(2)] == [False, True]
     finally:
@@ -59,9 +59,9 @@ def test_names() -> None:
 
 def test_environments_that_cannot_be_made() -> None:
     with pytest.raises(UsageError, match="does not take --env-kwargs"):
-        make(EnvSpec("CartPole-v1", {"gravitas": 1}))
+        make_env(EnvSpec("CartPole-v1", {"gravitas": 1}))
     with pytest.raises(EnvironmentFault, match="raised KeyError when it was made"):
-        make(EnvSpec("tests.support.toys:Walk-v0", {"observation": "smell"}))
+        make_env(EnvSpec("tests.support.toys:Walk-v0", {"observation": "smell"}))
 
 
 def test_float64_is_cut_and_bytes_are_not() -> None:

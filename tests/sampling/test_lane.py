@@ -9,7 +9,7 @@ from shoal.base import seeding
 from shoal.base.trees import digest
 from shoal.engines.base import Engine
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, describe, make
+from shoal.envs.make import EnvSpec, describe, make_env
 from shoal.errors import EnvironmentFault, UsageError
 from shoal.sampling import lane, lanes
 from tests.support.lanes import WALK, forget_everything, head_side, policy_for
@@ -76,7 +76,7 @@ def test_record_replays_step_by_step() -> None:
     ends = {(int(t), int(s)): k for k, (t, s) in enumerate(record["ends"])}
     assert {True, False} == set(record["terminated"].tolist()), "both kinds of end occur"
     for slot in range(3):
-        env, episode, total, length = make(WALK), 0, 0.0, 0
+        env, episode, total, length = make_env(WALK), 0, 0.0, 0
         observation, _ = env.reset(seed=seeding.integer(5, "episode", 1, slot, 0))
         for time in range(40):
             np.testing.assert_array_equal(record["observations"][time, slot], observation)
@@ -141,9 +141,9 @@ def test_environments_are_reused_or_made_anew(monkeypatch: pytest.MonkeyPatch) -
 
     def counting(spec: EnvSpec) -> Any:
         made.append(spec)
-        return make(spec)
+        return make_env(spec)
 
-    monkeypatch.setattr(lanes, "make", counting)
+    monkeypatch.setattr(lanes, "make_env", counting)
     lane._pool.clear()
     reused, recreated = EnvSpec("tests.support.toys:Walk-v0"), EnvSpec("tests.support.toys:Walk-v0", recreate_after=2)
     outcomes = []
@@ -211,7 +211,7 @@ def test_many_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = 0
 
     def counting(spec: EnvSpec) -> Any:
-        env = make(spec)
+        env = make_env(spec)
         close = env.close
 
         def closing() -> None:
@@ -222,7 +222,7 @@ def test_many_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         env.close = closing  # type: ignore[method-assign]
         return env
 
-    monkeypatch.setattr(lanes, "make", counting)
+    monkeypatch.setattr(lanes, "make_env", counting)
     lane._pool.clear()
     lane._live.clear()
     with SerialEngine() as engine:
