@@ -164,7 +164,7 @@ def describe(spec: Tree) -> dict[str, Any]:
         env.close()
 
 
-def check_id(name: str) -> list[str]:
+def env_problems(name: str) -> list[str]:
     """What is wrong with an environment's name, found without making it."""
     module, plain = _module_and_id(name)
     try:

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from shoal.envs import make as making
-from shoal.envs.make import EnvSpec, check_id, describe, make_env, time_limit
+from shoal.envs.make import EnvSpec, describe, env_problems, make_env, time_limit
 from shoal.errors import EnvironmentFault, UsageError
 
 
@@ -51,10 +51,10 @@ def test_environments_with_wrappers_keep_them() -> None:
 
 
 def test_names() -> None:
-    assert check_id("CartPole-v1") == []
-    assert check_id("tests.support.toys:Walk-v0") == []
-    assert "CartPole" in check_id("CartPol-v1")[0]
-    assert "cannot be imported" in check_id("no.such.module:Walk-v0")[0]
+    assert env_problems("CartPole-v1") == []
+    assert env_problems("tests.support.toys:Walk-v0") == []
+    assert "CartPole" in env_problems("CartPol-v1")[0]
+    assert "cannot be imported" in env_problems("no.such.module:Walk-v0")[0]
 
 
 def test_environments_that_cannot_be_made() -> None:
