@@ -28,7 +28,7 @@ class CheckEnvArgs:
 def check_env(words: list[str]) -> int:
     """Check an environment."""
     wanted = parse(CheckEnvArgs, words, "check-env")
-    from shoal.commands.check_env import check
+    from shoal.commands.check_env import env_verdicts
     from shoal.runs.settings import Settings
 
     settings = Settings(wanted.env, env_kwargs=wanted.env_kwargs, max_episode_steps=wanted.max_episode_steps)
@@ -37,7 +37,7 @@ def check_env(words: list[str]) -> int:
         raise UsageError(problems)
     out = console()
     failed = 0
-    for verdict in check(settings.env_spec, wanted.seconds):
+    for verdict in env_verdicts(settings.env_spec, wanted.seconds):
         failed += verdict.works is False
         sign = {True: "ok  ", False: "FAIL", None: "    "}[verdict.works]
         say(out, f"{sign} {verdict.what:30} {verdict.detail}")

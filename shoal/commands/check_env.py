@@ -132,7 +132,7 @@ def marks_on_a_new_one(spec: Tree, seeds: list[int]) -> list[str]:
     return last
 
 
-def check(spec: EnvSpec, seconds: float = 3.0) -> Iterator[Verdict]:
+def env_verdicts(spec: EnvSpec, seconds: float = 3.0) -> Iterator[Verdict]:
     """All verdicts, as they are found. Raises what `make` raises if there is no such environment."""
     spaces = describe(spec.to_tree())
     with Watched(spec) as env:

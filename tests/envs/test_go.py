@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from shoal.commands.check_env import check
+from shoal.commands.check_env import env_verdicts
 from shoal.envs.go import PASS, _point, _vertex
 from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import EnvironmentFault, MissingExtra, UsageError
@@ -146,13 +146,13 @@ def test_an_illegal_move_loses_or_is_replaced(go: Any) -> None:
 @pytest.mark.parametrize("colour", ["black", "white"])
 def test_random_keeps_every_rule(colour: str) -> None:
     spec = EnvSpec(GO, {"colour": colour, "illegal": "random"})
-    assert [verdict for verdict in check(spec, seconds=0.2) if verdict.works is False] == []
+    assert [verdict for verdict in env_verdicts(spec, seconds=0.2) if verdict.works is False] == []
 
 
 @needs_gnugo
 def test_gnugo_keeps_every_rule_and_ends_with_its_environment() -> None:
     spec = EnvSpec(GO, {"opponent": "gnugo", "illegal": "random"}, max_episode_steps=10)
-    verdicts = list(check(spec, seconds=0.2))
+    verdicts = list(env_verdicts(spec, seconds=0.2))
     assert [verdict for verdict in verdicts if verdict.works is False] == []
     assert [child for child in psutil.Process().children(recursive=True) if child.name() == "gnugo"] == []
 

@@ -2,7 +2,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from shoal.commands.check_env import check
+from shoal.commands.check_env import env_verdicts
 from shoal.envs.make import EnvSpec, make_env, time_limit
 
 
@@ -33,7 +33,7 @@ def test_the_same_task_without_velocities(name: str, whole: str, shown: list[int
     ["shoal/CartPolePartial-v1", "shoal/PendulumPartial-v1", "LunarLanderContinuous-v3", "Ant-v5", "Humanoid-v5"],
 )
 def test_they_keep_every_rule(name: str) -> None:
-    assert [verdict for verdict in check(EnvSpec(name), seconds=0.2) if verdict.works is False] == []
+    assert [verdict for verdict in env_verdicts(EnvSpec(name), seconds=0.2) if verdict.works is False] == []
 
 
 def test_settings_of_the_environment_reach_it() -> None:
