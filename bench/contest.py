@@ -19,7 +19,7 @@ from bench.report import counted, percent, times
 from bench.rounds import Round, SideFailed
 from bench.watch import Program, rate
 from shoal.envs.make import EnvSpec, describe
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 
 BARE = "2 bare processes"
 
@@ -99,4 +99,4 @@ def contest_table(outcomes: Sequence[Outcome]) -> str:
             share = rounds.spread(rounds.ratios(outcome.rounds, side, BARE)) if side != BARE else None
             lead = rounds.spread(rounds.ratios(outcome.rounds, ours, side)) if side not in (BARE, ours) else None
             rows.append([outcome.env, side, setting, counted(speed), percent(share), times(lead)])
-    return table(head, rows)
+    return markdown_table(head, rows)

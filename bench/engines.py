@@ -20,7 +20,7 @@ from bench.options import Say
 from bench.report import Report, counted, times
 from bench.rounds import Round, SideFailed
 from bench.watch import Program, rate, shoal_environment, shoal_program
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.spmd.launching import mpirun
 
 PLAIN = "processes"
@@ -70,8 +70,8 @@ def run(options: Options, say: Say) -> Report:
     found = rounds.measure(sides, options.rounds, say)
     grown = [[side, *_cells(found, side, serial)] for side in sides]
     tables = [
-        table(["what", "engine", f"on {WORKERS} workers", f"beside {PLAIN}"], rows),
-        table([f"TRPO on {options.growing}", "steps/s", f"beside {serial}"], grown),
+        markdown_table(["what", "engine", f"on {WORKERS} workers", f"beside {PLAIN}"], rows),
+        markdown_table([f"TRPO on {options.growing}", "steps/s", f"beside {serial}"], grown),
     ]
     notes = (
         f"TRPO with batches of 10,000 steps in 8 lanes of 8 and its other defaults. Median of {options.rounds} "

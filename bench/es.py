@@ -26,7 +26,7 @@ from shoal.algos import Step, es
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.sampling import noise_table
 
 FOREVER = 10**9
@@ -62,7 +62,7 @@ def run(options: Options, say: Say) -> Report:
     peers = Peers(options.peers_folder, say)
     rows = [row for env in options.env for workers in (1, 2) for row in _beside_bare(env, workers, options, say)]
     head = ["environment", "policy", "population", "processes", "bare steps/s", "es steps/s", "es beside bare"]
-    bare = table(head, rows)
+    bare = markdown_table(head, rows)
     outcomes = [
         contest(env, _entries(env, peers), peers, options.rounds, options.seconds, options.quick, say)
         for env in options.env
@@ -201,7 +201,7 @@ def _head_cost(options: Options, say: Say) -> str:
                 times(rounds.spread(rounds.ratios(found, "head", "reading"))),
             ]
         )
-    return table(["weights", "head ms", "GB/s", "reading as much, ms", "head beside reading"], rows)
+    return markdown_table(["weights", "head ms", "GB/s", "reading as much, ms", "head beside reading"], rows)
 
 
 def _milliseconds(function: Callable[..., Any], *args: Any) -> float:

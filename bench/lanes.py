@@ -26,7 +26,7 @@ from shoal.envs.make import EnvSpec, describe
 from shoal.errors import UsageError
 from shoal.policies import actions
 from shoal.policies.policy import Policy
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.sampling.lanes import Lanes
 
 ENVS = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
@@ -56,7 +56,7 @@ def run(options: Options, say: Say) -> Report:
         f"of 128 steps. Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); "
         f"ratios are taken within a round. {machine.facts({})}"
     )
-    return Report("lanes", table(head, rows), notes)
+    return Report("lanes", markdown_table(head, rows), notes)
 
 
 def _rows(env: str, workers: int, options: Options, say: Say) -> list[list[str]]:

@@ -28,7 +28,7 @@ from shoal.base import validation
 from shoal.base.host import shoal_command
 from shoal.errors import DiskFault
 from shoal.reports import curves
-from shoal.reports.tables import interquartile_mean, table
+from shoal.reports.tables import interquartile_mean, markdown_table
 from shoal.runs import presets
 from shoal.runs.folder import RunDir
 
@@ -135,7 +135,7 @@ def run(options: Options, say: Say) -> Report:
     )
     if failures:
         notes += f" Failed: {'; '.join(failures)}."
-    return Report("learn", table(head, rows), notes)
+    return Report("learn", markdown_table(head, rows), notes)
 
 
 def settings_of(algo: str, name: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from shoal.algos import es
 from shoal.base import validation
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.testing.redis_rig import Rig
 
 ENVS = ("LunarLander-v3", "HalfCheetah-v5")
@@ -71,7 +71,7 @@ def run(options: Options, say: Say) -> Report:
         f"{STRATEGY.population} policies on CartPole-v1, {'x'.join(map(str, STRATEGY.hidden))}. Use: seconds slept "
         f"beside workers times seconds passed. {machine.facts({})}"
     )
-    return Report("redis", table(["what", "processes", "redis", "redis beside processes"], rows), notes)
+    return Report("redis", markdown_table(["what", "processes", "redis", "redis beside processes"], rows), notes)
 
 
 @contextlib.contextmanager

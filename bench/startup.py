@@ -27,7 +27,7 @@ from bench.watch import shoal_environment
 from shoal.engines.processes import ProcessesEngine
 from shoal.envs.make import EnvSpec
 from shoal.errors import MissingExtra
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 
 STAMPED = """
     import os, time
@@ -92,7 +92,7 @@ def run(options: Options, say: Say) -> Report:
         f"Median of {options.rounds} starts (lowest to highest), with compiled code cached by one before them. Memory "
         f"is what is the process's own. {machine.facts({})}"
     )
-    return Report("startup", table(["what", "figure"], rows), notes)
+    return Report("startup", markdown_table(["what", "figure"], rows), notes)
 
 
 def _mebibytes(count: int) -> str:

@@ -16,7 +16,7 @@ from shoal.commands.compare.plan import Job
 from shoal.engines.base import Engine
 from shoal.policies.policy import SavedPolicy
 from shoal.reports import curves
-from shoal.reports.tables import interquartile_mean, table
+from shoal.reports.tables import interquartile_mean, markdown_table
 
 POINTS = 120
 """A curve of the picture has so many."""
@@ -84,7 +84,7 @@ def tabulate(findings: Sequence[Finding], threshold: float | None) -> str:
     head += [] if threshold is None else [f"steps to {threshold:g}"]
     head += ["steps", "seconds"]
     rows = [(statistics.fmean(found.score for found in sides), _row(sides, threshold)) for sides in _sides(findings)]
-    return table(head, [row for _, row in sorted(rows, key=lambda pair: -pair[0])])
+    return markdown_table(head, [row for _, row in sorted(rows, key=lambda pair: -pair[0])])
 
 
 def _sides(findings: Sequence[Finding]) -> list[list[Finding]]:
