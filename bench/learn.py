@@ -206,8 +206,8 @@ def _reference(entry: dict[str, Any]) -> str:
 
 
 def _draw(path: Path, title: str, found: Sequence[Result]) -> None:
-    lines = [curves.Line(f"seed {result.seed}", result.curve) for result in found]
-    picture = curves.draw(title, [curves.Panel("environment steps", lines)])
+    lines = [curves.Curve(f"seed {result.seed}", result.curve) for result in found]
+    picture = curves.draw_curves(title, [curves.Panel("environment steps", lines)])
     try:
         path.write_text(picture)
     except OSError as error:

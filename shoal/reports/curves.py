@@ -17,7 +17,7 @@ DASHES = ("", "7 3", "2 3", "10 3 2 3")  # one for each round through the colour
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One line of points (x, return), and a band (x, lowest, highest) around it if there is one."""
 
     label: str
@@ -31,10 +31,10 @@ class Panel:
 
     axis: str
     """What x is, in words."""
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
 
 
-def draw(title: str, panels: Sequence[Panel]) -> str:
+def draw_curves(title: str, panels: Sequence[Panel]) -> str:
     """The picture. Lines with the same place in their panels have the same colour, and one label for all panels."""
     width = LONE if len(panels) == 1 else PANEL
     total = LEFT + len(panels) * width + (len(panels) - 1) * GAP + RIGHT
