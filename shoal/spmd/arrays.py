@@ -46,7 +46,7 @@ def is_module(value: Any) -> bool:
 
 
 @functools.cache  # 5 us each time otherwise
-def name_of(dtype: np.dtype[Any]) -> str:
+def dtype_name(dtype: np.dtype[Any]) -> str:
     """As people and `np.dtype` read it: float32."""
     return str(dtype)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import RanksDiffer
-from shoal.spmd.arrays import UNUSABLE, bytes_of, leaves, like, name_of, rebuild, to_array
+from shoal.spmd.arrays import UNUSABLE, bytes_of, dtype_name, leaves, like, rebuild, to_array
 from shoal.spmd.world import World, world
 
 _BLOCK = 1 << 20  # numbers that a sum in rank order holds of each rank at a time
@@ -61,7 +61,7 @@ def gathered(verb: str, batch: Any, everywhere: bool, problem: str = "") -> Any:
             continue
         # An empty list has no type of its own: a rank that finished no episode has no returns.
         typeless = isinstance(values[name], list | tuple) and not values[name]
-        offer.append((str(name), "" if typeless else name_of(array.dtype), array.shape[1:]))
+        offer.append((str(name), "" if typeless else dtype_name(array.dtype), array.shape[1:]))
     ranks = world()
     offers = ranks.agree(verb, repr(offer), problem)
     if len(offers) > 1:
@@ -157,7 +157,9 @@ def _combined(verb: str, values: Any, in_order: bool) -> Any:
 def summed(verb: str, names: list[str], arrays: list[np.ndarray], in_order: bool, problem: str) -> list[np.ndarray]:
     """The sum over ranks of each array, in one message for each dtype."""
     ranks = world()
-    what = "\n".join(f"{name} {name_of(array.dtype)} {array.shape}" for name, array in zip(names, arrays, strict=False))
+    what = "\n".join(
+        f"{name} {dtype_name(array.dtype)} {array.shape}" for name, array in zip(names, arrays, strict=False)
+    )
     same_on_all(verb, ranks.agree(f"{verb}(in_order)" if in_order else verb, what, problem))
     if ranks.mpi is None:
         return arrays

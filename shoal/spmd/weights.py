@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.spmd.arrays import UNUSABLE, bytes_of, is_module, is_tensor, leaves, like, name_of, rebuild, to_array
+from shoal.spmd.arrays import UNUSABLE, bytes_of, dtype_name, is_module, is_tensor, leaves, like, rebuild, to_array
 from shoal.spmd.collectives import same_on_all, summed
 from shoal.spmd.world import World, world
 
@@ -91,7 +91,7 @@ def _buffer(value: Any) -> np.ndarray:
 
 
 def _kind(value: Any, buffer: np.ndarray) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if is_tensor(value) else f"{name_of(buffer.dtype)} {buffer.shape}"
+    return f"{value.dtype} {tuple(value.shape)}" if is_tensor(value) else f"{dtype_name(buffer.dtype)} {buffer.shape}"
 
 
 def _put(value: Any, buffer: np.ndarray) -> Any:
