@@ -26,7 +26,7 @@ from shoal.algos import Step
 from shoal.algos.search import SearchConfig, first_weights, policy_for, saved_start, score
 from shoal.base import seeding, validation
 from shoal.base.blas import one_thread
-from shoal.base.memory import available_memory, in_words
+from shoal.base.memory import available_memory, format_bytes
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
@@ -86,7 +86,9 @@ def train(
     if word := too_large(config.optimizer, policy.count):
         needed, there = _FULL_MATRICES * 8 * policy.count**2, available_memory()
         if full(config.optimizer) and there is not None and needed > there:
-            raise UsageError(f"{word}. It would need {in_words(needed)} of memory, and {in_words(there)} are available")
+            raise UsageError(
+                f"{word}. It would need {format_bytes(needed)} of memory, and {format_bytes(there)} are available"
+            )
         log.warning("%s", word)
 
     state = state or {}

@@ -22,7 +22,7 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
-def in_words(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Bytes as people say them."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.base.memory import in_words
+from shoal.base.memory import format_bytes
 from shoal.base.trees import Tree
 from shoal.errors import UsageError
 
@@ -66,15 +66,13 @@ class Layout:
         """Say how much memory the buffer takes, and refuse one that does not fit into what is `available`."""
         # A checkpoint holds the buffer: put in order, as the bytes of each array, and as one block.
         peak = 4 * self.bytes
-        needs = (
-            f"the replay buffer of {self.size:,} steps takes {in_words(self.bytes)} ({self.step_bytes:,} bytes a step)"
-        )
-        _say(f"{needs}, and {in_words(peak)} in all while a checkpoint is written")
+        needs = f"the replay buffer of {self.size:,} steps takes {format_bytes(self.bytes)} ({self.step_bytes:,} bytes a step)"
+        _say(f"{needs}, and {format_bytes(peak)} in all while a checkpoint is written")
         if available is not None and peak > available:
             fits = int(self.size * 0.9 * available / peak)
             raise UsageError(
-                f"{needs}, and {in_words(peak)} in all while a checkpoint is written, but this machine has "
-                f"{in_words(available)} available. Use a smaller one: --buffer-size {fits}"
+                f"{needs}, and {format_bytes(peak)} in all while a checkpoint is written, but this machine has "
+                f"{format_bytes(available)} available. Use a smaller one: --buffer-size {fits}"
             )
 
 
