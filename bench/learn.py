@@ -68,7 +68,7 @@ class Options(Shared):
             if algo not in algos.ALGOS
         ]
         found += [f"there is no preset {env!r}, only {', '.join(known)}" for env in self.env if env not in known]
-        found += validation.problems(self, at_least_one=("seeds", "episodes", "steps")) + folder_problems(
+        found += validation.field_problems(self, at_least_one=("seeds", "episodes", "steps")) + folder_problems(
             self.out, self.svg
         )
         chosen = self.chosen()

@@ -38,7 +38,7 @@ class Options:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=tuple(name for name in ("rounds", "seeds") if hasattr(self, name)),
             above_zero=tuple(name for name in ("seconds", "cap") if hasattr(self, name)),

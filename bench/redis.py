@@ -55,7 +55,7 @@ class Options(Shared):
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         few = ["naps must be at least 3: neither the first nor the last is measured"] if self.naps < 3 else []
-        return super().problems() + validation.problems(self, at_least_one=("sleepers",)) + few
+        return super().problems() + validation.field_problems(self, at_least_one=("sleepers",)) + few
 
 
 def run(options: Options, say: Say) -> Report:

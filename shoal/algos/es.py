@@ -61,7 +61,7 @@ class Config(SearchConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = super().problems() + validation.problems(
+        found = super().problems() + validation.field_problems(
             self,
             at_least_one=("table_size",),
             above_zero=("sigma", "lr", "sigma_decay", "lr_decay"),

@@ -56,7 +56,7 @@ class Config(SearchConfig):
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = super().problems() + validation.problems(self, at_least_one=("budget",), above_zero=("sigma",))
+        found = super().problems() + validation.field_problems(self, at_least_one=("budget",), above_zero=("sigma",))
         try:
             names = registry()
         except MissingExtra as error:

@@ -89,7 +89,7 @@ class Config:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=("batch_steps", "lanes", "width", "hidden", "epochs", "minibatch"),
             above_zero=("lr", "clip", "value_clip", "max_grad_norm", "max_kl"),

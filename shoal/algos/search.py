@@ -62,7 +62,7 @@ class SearchConfig:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=("population", "episodes", "tasks", "width", "hidden"),
             not_negative=("min_steps", "length_factor", "score_episodes", "bins"),

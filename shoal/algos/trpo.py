@@ -84,7 +84,7 @@ class Config:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=(
                 "batch_steps", "lanes", "width", "hidden", "cg_iterations", "fisher_stride", "line_search_steps",

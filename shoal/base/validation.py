@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def problems(
+def field_problems(
     settings: Any,
     *,
     at_least_one: Iterable[str] = (),

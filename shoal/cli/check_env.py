@@ -32,7 +32,7 @@ def check_env(words: list[str]) -> int:
     from shoal.runs.settings import Settings
 
     settings = Settings(wanted.env, env_kwargs=wanted.env_kwargs, max_episode_steps=wanted.max_episode_steps)
-    problems = settings.problems() + validation.problems(wanted, above_zero=("seconds",))
+    problems = settings.problems() + validation.field_problems(wanted, above_zero=("seconds",))
     if problems:
         raise UsageError(problems)
     out = console()

@@ -72,7 +72,7 @@ class Settings:
         options = _json_object(self.engine_options)
         found = engines.check(self.engine, self.workers, options) + env_problems(self.env)
         found += check_name(self.name) if self.name is not None else []
-        found += validation.problems(
+        found += validation.field_problems(
             self,
             at_least_one=(
                 "steps", "iterations", "max_episode_steps", "step_limit", "checkpoint_every", "keep_checkpoints",
