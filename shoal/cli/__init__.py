@@ -94,9 +94,9 @@ def _serve_if_rank(words: list[str]) -> None:
     """Under mpirun the first rank runs the command. The others work for it, and are let go when it ends."""
     if words[:1] not in (["train"], ["resume"], ["evaluate"], ["compare"]):
         return
-    from shoal.spmd.launching import place
+    from shoal.spmd.launching import launched_rank
 
-    here = place(os.environ)
+    here = launched_rank(os.environ)
     if here is None or here.size == 1:
         return
     if {"-h", "--help"} & set(words):

@@ -36,9 +36,9 @@ def compare(words: list[str]) -> int:
 
 
 def _refuse_mpi_outside_of_a_job(wanted: Comparison) -> None:
-    from shoal.spmd.launching import place
+    from shoal.spmd.launching import launched_rank
 
-    here = place(os.environ)
+    here = launched_rank(os.environ)
     if wanted.engine == "mpi" and (here is None or here.size == 1):
         ranks = 3 if wanted.workers is None else wanted.workers + 1
         raise UsageError(f"to compare on the mpi engine, start the ranks yourself: mpirun -n {ranks} shoal compare ...")

@@ -34,7 +34,7 @@ INSTALL = "pip install 'shoal[mpi]'"
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchedRank:
     """What a launcher says about this process. `size` is None where it does not tell the number of ranks."""
 
     launcher: str
@@ -42,16 +42,16 @@ class Place:
     size: int | None
 
 
-def place(variables: Mapping[str, str]) -> Place | None:
+def launched_rank(variables: Mapping[str, str]) -> LaunchedRank | None:
     """Which launcher started this process as a rank, by its environment variables; None if none did."""
     for launcher, rank, size in _LAUNCHERS:
         if rank not in variables or (size and size not in variables):
             continue
         if not size:
-            return Place(launcher, int(variables[rank]), None)
+            return LaunchedRank(launcher, int(variables[rank]), None)
         if launcher == "srun" and int(variables[size]) == 1:
             continue  # a lone task of a job: it may launch
-        return Place(launcher, int(variables[rank]), int(variables[size]))
+        return LaunchedRank(launcher, int(variables[rank]), int(variables[size]))
     return None
 
 
@@ -74,7 +74,7 @@ def launch(n: int) -> None:
     """
     if n < 1:
         raise UsageError(f"launch({n}): the number of processes must be 1 or more")
-    if n == 1 or place(os.environ) is not None:
+    if n == 1 or launched_rank(os.environ) is not None:
         return
     script = sys.orig_argv[1:]
     if "-c" not in script and (getattr(sys.modules["__main__"], "__file__", None) or "<stdin>").startswith("<"):

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from shoal.errors import MissingExtra, RanksDiffer, UsageError
-from shoal.spmd.launching import INSTALL, place
+from shoal.spmd.launching import INSTALL, launched_rank
 
 TIMEOUT = "SHOAL_SPMD_TIMEOUT"
 EXIT_DIFFERENT = 2  # the script's ranks make different calls
@@ -179,7 +179,7 @@ class World:
 @functools.cache
 def world() -> World:
     """All ranks of this script. MPI starts at the first call, and only if a launcher started this process."""
-    started = place(os.environ)
+    started = launched_rank(os.environ)
     if started is None or started.size == 1:
         return World()
     try:

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.errors import MissingExtra, UsageError
 from shoal.spmd import launch
-from shoal.spmd.launching import Place, place
+from shoal.spmd.launching import LaunchedRank, launched_rank
 from shoal.spmd.world import _timeout
 from tests.spmd import checks
 from tests.support.docs import commands
@@ -130,11 +130,11 @@ def test_launch_refuses_what_it_cannot_run_again(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_ranks_are_known_by_their_launchers(variables: dict[str, str], expected: int | str | None) -> None:
-    found = place(variables)
+    found = launched_rank(variables)
     if expected is None:
         assert found is None
     else:
-        assert isinstance(found, Place)
+        assert isinstance(found, LaunchedRank)
         assert found.size == (None if expected == "unknown" else expected)
 
 
