@@ -72,7 +72,7 @@ def test_import_is_light() -> None:
 
 
 def test_one_process_needs_no_mpi() -> None:
-    code, out, err = run("-c", WITHOUT_MPI + "from tests import spmd_checks; checks.main([])")
+    code, out, err = run("-c", WITHOUT_MPI + "from tests.spmd import checks; checks.main([])")
     assert code == 0, err
     assert out.count("passed: ") == len(checks.LIGHT)
 
