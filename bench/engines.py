@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from bench.options import Say
 from bench.report import Report, counted, times
 from bench.rounds import Round, SideFailed
 from bench.watch import Program, rate, shoal_environment, shoal_program
+from shoal.base.host import module_command
 from shoal.reports.tables import markdown_table
 from shoal.spmd.launching import mpirun
 
@@ -106,7 +106,7 @@ def _trpo(env: str, engine: str, workers: int) -> Program:
 
 
 def _task_cost(engine: str, seconds: float, _: int) -> float:
-    command = [sys.executable, "-P", "-m", "bench.task_cost", engine, str(WORKERS), str(seconds)]
+    command = module_command("bench.task_cost", engine, str(WORKERS), str(seconds))
     if engine == "mpi":
         command = [*mpirun(1 + WORKERS), *command]
     done = subprocess.run(command, capture_output=True, text=True, env=shoal_environment(), check=False)

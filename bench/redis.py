@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +22,10 @@ from bench.options import Say
 from bench.report import Report, counted, times
 from bench.sleepers import sleep
 from bench.task_cost import microseconds
+from bench.watch import shoal_environment
 from shoal.algos import es
 from shoal.base import validation
+from shoal.base.host import module_command
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec, describe
 from shoal.reports.tables import markdown_table
@@ -157,8 +158,8 @@ def _sleepers(options: Options, say: Say) -> list[str]:
 def use(count: int, naps: int, seconds: float) -> float:
     """Share of the time in which pretended workers sleep, each `naps` times; neither the start nor the end counts."""
     with Rig() as rig:
-        command = [sys.executable, "-m", "bench.sleepers", rig.address, str(count)]
-        sleepers = subprocess.Popen(command)
+        command = module_command("bench.sleepers", rig.address, str(count))
+        sleepers = subprocess.Popen(command, env=shoal_environment())
         try:
             with shoal.engine(rig.address, workers=count) as engine:
                 futures = [engine.submit(sleep, seconds) for _ in range(count * naps)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+from shoal.base.host import BLAS_THREADS
+
 # One BLAS thread also in this process, before anything loads NumPy: the serial engine runs lanes here. `up` computes
 # nothing, and what it starts is not its own.
 if sys.argv[1:2] != ["up"]:
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= dict.fromkeys(BLAS_THREADS, "1")
 
 import difflib
 import importlib
