@@ -33,6 +33,6 @@ def module_command(module: str, *words: str) -> list[str]:
 
 
 def python_path() -> str:
-    """Value of PYTHONPATH with which a child process imports this very Shoal."""
+    """Value of PYTHONPATH that makes a child process import this same copy of Shoal."""
     package = Path(__file__).parents[2]
     return os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
