@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,7 @@ class SavedPolicy:
 
     policy: Policy
     weights: Tree
-    env: Tree
+    env: Mapping[str, Any]
 
     def metadata(self) -> dict[str, str]:
         """What goes into the file's header."""
