@@ -34,8 +34,8 @@ def test_well_behaved(env_id: str) -> None:
             "--recreate-after 1",
         ),
         ("tests.support.toys:Local-v0", {"in another process"}, "depend on where an episode runs"),
-        ("tests.support.toys:Leaky-v0", {"memory"}, r"MB more for every 1,000 episodes.*--recreate-after \d+"),
-        ("tests.support.toys:Liar-v0", {"interface"}, "outside of its space .dtype float64"),
+        ("tests.support.toys:Leaky-v0", {"memory"}, r"MB per 1,000 episodes.*--recreate-after \d+"),
+        ("tests.support.toys:Liar-v0", {"interface"}, "outside its space .dtype float64"),
     ],
 )
 def test_broken_rules_are_named(env_id: str, rules: set[str], words: str) -> None:
@@ -77,7 +77,7 @@ def test_what_is_returned_is_looked_at_late_in_an_episode_too(how: str, words: s
 def test_few_resets_do_not_make_a_verdict_on_memory() -> None:
     (memory,) = (v for v in env_verdicts(EnvSpec("tests.support.toys:Slow-v0"), seconds=0.5) if v.what == "memory")
     assert memory.works is None
-    assert re.match(r"not known after only \d+ resets; for more, type --seconds \d+", memory.detail)
+    assert re.match(r"not measured: \d+ resets are too few\. Try --seconds \d+", memory.detail)
 
 
 def test_never_ending() -> None:
