@@ -5,7 +5,8 @@ The signals are SIGINT, SIGTERM and SIGUSR2; mpirun and batch systems pass the l
 While `listening`, a signal raises `Stopped` wherever the main thread is, so a long wait ends at once. Inside `held` the
 signal takes effect at the end of the block, so a checkpoint or a message is always written completely. A signal that
 arrives while JAX is on the stack is also deferred, to the end of the next `held` block: JAX calls Python from C++,
-where an exception can end the process or get lost. A second signal exits immediately.
+where an exception can end the process or get lost. There `Stopped` is also raised again if it got lost elsewhere, as in
+a destructor. A second signal exits immediately.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `check-env`."""
+"""The command `shoal check-env`."""
 
 from __future__ import annotations
 

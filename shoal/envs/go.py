@@ -104,7 +104,6 @@ class Go(gymnasium.Env[np.ndarray, Any]):
         return observation, reward, over, False, info
 
     def close(self) -> None:
-        """Kill the opponent's program."""
         if self._program is not None:
             self._program.close()
 

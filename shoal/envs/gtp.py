@@ -79,7 +79,7 @@ class Program:
         return answer[1:].strip().decode("ascii", "replace")
 
     def close(self) -> None:
-        """Kill the program."""
+        """Kill the program; the next game starts it again."""
         self._end()
         if self._process is not None:
             for stream in (self._process.stdin, self._process.stdout):

@@ -1,4 +1,4 @@
-"""Make environments by name."""
+"""Make environments by name, and check a name before anything is made."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class EnvSpec:
 
     @staticmethod
     def from_record(record: EnvRecord) -> EnvSpec:
-        """Invert `to_tree`."""
         return EnvSpec(**record)
 
 

@@ -1,7 +1,7 @@
 """Native vector environments: many copies stepped by one call, from EnvPool or a registered `vector_entry_point`.
 
 They start the next episode automatically, with random numbers from a stream that began when they were made. So an
-episode depends on everything its lane did since then, not on a seed of its own.
+episode depends on everything its lane did since then, not on an episode seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class VectorEnv:
                 if spec.vector == "envpool":
                     self._env: Any = _envpool(spec, seeds)
                     self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
-                    self._options = {}  # EnvPool takes its seeds when it is made
+                    self._options: dict[str, int] = {}  # EnvPool takes its seeds when it is made
                 else:
                     self._env = _gymnasium(spec, len(seeds))
                     self.observation_space = self._env.single_observation_space
@@ -57,7 +57,7 @@ class VectorEnv:
         self._env.close()
 
 
-def _gymnasium(spec: EnvSpec, width: int) -> Any:
+def _gymnasium(spec: EnvSpec, width: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     record = registered(spec)
     if record.vector_entry_point is None:
         raise UsageError(f"{spec.id} registers no vector_entry_point. Omit --vector, or try --vector envpool")

@@ -242,9 +242,9 @@ class ReplayBuffer:
             return
         (old_first, old_count), (first, count) = before, self.starts
         gone = np.arange(old_first, first)
-        come = np.arange(max(first, old_first + old_count), first + count)
-        priorities = np.repeat([0.0, self._top], [len(gone), len(come)])
-        rows = np.concatenate([gone, come]) % self.layout.ring
+        new = np.arange(max(first, old_first + old_count), first + count)
+        priorities = np.repeat([0.0, self._top], [len(gone), len(new)])
+        rows = np.concatenate([gone, new]) % self.layout.ring
         places = rows[:, None] * self.layout.slots + np.arange(self.layout.slots)
         self._tree.set(places.ravel(), np.repeat(priorities, self.layout.slots))
 
@@ -340,7 +340,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Sum of all priorities."""
         return float(self._nodes[1])
 
     def set(self, places: np.ndarray, priorities: np.ndarray) -> None:
