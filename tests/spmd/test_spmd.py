@@ -36,7 +36,7 @@ def run(*words: object, cwd: Path = ROOT, **variables: str) -> tuple[int, str, s
 
 
 def run_ranks(folder: Path, processes: int, body: str, **variables: str) -> tuple[int, str, str]:
-    """Run a script under mpirun whose ranks first make one common call, so that all have started when things go wrong."""
+    """Run a script under mpirun whose ranks first make a common call, so that all have started when things go wrong."""
     script = folder / "script.py"
     head = f"import os, sys, time\nfrom shoal import spmd\nspmd.launch({processes})\nspmd.sum(1)\nrank = spmd.rank()\n"
     script.write_text(head + textwrap.dedent(body).strip() + "\n")
