@@ -52,7 +52,7 @@ def recorded(env_id: str, policy: Policy, weights: list[Weights], steps: int) ->
             "purpose": "evaluate",
             "lane": number,
             "width": 1,
-            "env": EnvSpec(env_id).to_tree(),
+            "env": EnvSpec(env_id).to_record(),
         }
         record = tasks.episodes(
             address, policy.to_record(), weights[number % len(weights)], {"episodes": 1}, greedy=True

@@ -79,7 +79,7 @@ def _try_environments(names: set[str]) -> None:
     from shoal.sampling.tasks import describe
 
     for name in sorted(names):
-        describe(EnvSpec(name).to_tree())
+        describe(EnvSpec(name).to_record())
 
 
 def _without_places(words: list[str]) -> list[str]:

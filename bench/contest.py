@@ -19,7 +19,7 @@ from bench.report import counted, percent, times
 from bench.rounds import Round, SideFailed
 from bench.watch import Program, rate
 from shoal.envs.make import EnvSpec
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.sampling.tasks import describe
 
 BARE = "2 bare processes"
@@ -63,7 +63,7 @@ def contest(
             say(f"{env}: scouting the settings of {entry.name}")
             chosen[entry.name] = scout(entry.settings, partial(measured, entry), say)
     with shoal.engine("processes", workers=2) as engine:
-        engine.map(describe, [EnvSpec(env).to_tree()] * 2)
+        engine.map(describe, [EnvSpec(env).to_record()] * 2)
         sides: dict[str, Callable[[int], float]] = {BARE: lambda _: bare_rate(engine, env, seconds)}
         for entry in entries:
             sides[entry.name] = partial(measured, entry, chosen[entry.name])
@@ -100,4 +100,4 @@ def contest_table(outcomes: Sequence[Outcome]) -> str:
             share = rounds.spread(rounds.ratios(outcome.rounds, side, BARE)) if side != BARE else None
             lead = rounds.spread(rounds.ratios(outcome.rounds, ours, side)) if side not in (BARE, ours) else None
             rows.append([outcome.env, side, setting, counted(speed), percent(share), times(lead)])
-    return table(head, rows)
+    return markdown_table(head, rows)

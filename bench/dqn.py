@@ -17,7 +17,7 @@ from bench.peers import Peers, Way
 from bench.report import Report, counted, seconds, times
 from bench.rounds import SideFailed, spread
 from bench.watch import Program, reach, shoal_program, stretch
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 
 ENV = "CartPole-v1"
 FOREVER = 10**9
@@ -94,7 +94,7 @@ def _speed(options: Options, peers: Peers, say: Say) -> str:
             row += [counted(spread(rounds.numbers(found, name))), times(lead)]
         failed = rounds.failure(learning, name)
         rows.append([f"{name}: {failed}" if failed else name, *row[1:]])
-    return table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _measured(program: Program, options: Options, acted: dict[str, float | SideFailed], name: str, _: int) -> float:
@@ -123,7 +123,7 @@ def _time(options: Options, peers: Peers, say: Say) -> str:
             reached = f"{count} of {len(found)}" + (f": {failed}" if failed else "")
             lead = None if name == "Shoal" else spread(rounds.ratios(found, name, "Shoal"))
             rows.append([f"{score:.0f}", name, reached, seconds(spread(rounds.numbers(found, name))), times(lead)])
-    return table(["score", "", "reached", "seconds", "Shoal is faster"], rows)
+    return markdown_table(["score", "", "reached", "seconds", "Shoal is faster"], rows)
 
 
 def _reached(start: Callable[[int], Program], score: float, cap: float, seed: int) -> float:

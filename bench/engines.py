@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,8 @@ from bench.options import Say
 from bench.report import Report, counted, times
 from bench.rounds import Round, SideFailed
 from bench.watch import Program, rate, shoal_environment, shoal_program
-from shoal.reports.tables import table
+from shoal.base.host import module_command
+from shoal.reports.tables import markdown_table
 from shoal.spmd.launching import mpirun
 
 PLAIN = "processes"
@@ -70,8 +70,8 @@ def run(options: Options, say: Say) -> Report:
     found = rounds.measure(sides, options.rounds, say)
     grown = [[side, *_cells(found, side, serial)] for side in sides]
     tables = [
-        table(["what", "engine", f"on {WORKERS} workers", f"beside {PLAIN}"], rows),
-        table([f"TRPO on {options.growing}", "steps/s", f"beside {serial}"], grown),
+        markdown_table(["what", "engine", f"on {WORKERS} workers", f"beside {PLAIN}"], rows),
+        markdown_table([f"TRPO on {options.growing}", "steps/s", f"beside {serial}"], grown),
     ]
     notes = (
         f"TRPO with batches of 10,000 steps in 8 lanes of 8 and its other defaults. Median of {options.rounds} "
@@ -106,7 +106,7 @@ def _trpo(env: str, engine: str, workers: int) -> Program:
 
 
 def _task_cost(engine: str, seconds: float, _: int) -> float:
-    command = [sys.executable, "-P", "-m", "bench.task_cost", engine, str(WORKERS), str(seconds)]
+    command = module_command("bench.task_cost", engine, str(WORKERS), str(seconds))
     if engine == "mpi":
         command = [*mpirun(1 + WORKERS), *command]
     done = subprocess.run(command, capture_output=True, text=True, env=shoal_environment(), check=False)

@@ -27,7 +27,7 @@ from shoal.algos.base import Step
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.sampling import noise_table
 from shoal.sampling.tasks import describe
 
@@ -64,7 +64,7 @@ def run(options: Options, say: Say) -> Report:
     peers = Peers(options.peers_folder, say)
     rows = [row for env in options.env for workers in (1, 2) for row in _beside_bare(env, workers, options, say)]
     head = ["environment", "policy", "population", "processes", "bare steps/s", "es steps/s", "es beside bare"]
-    bare = table(head, rows)
+    bare = markdown_table(head, rows)
     outcomes = [
         contest(env, _entries(env, peers), peers, options.rounds, options.seconds, options.quick, say)
         for env in options.env
@@ -102,7 +102,7 @@ def _words(hidden: tuple[int, ...]) -> str:
 def _beside_bare(env: str, workers: int, options: Options, say: Say) -> list[list[str]]:
     say(f"{env} on {workers} process(es): steps per second")
     with shoal.engine("processes", workers=workers) as engine:
-        engine.map(describe, [EnvSpec(env).to_tree()] * workers)
+        engine.map(describe, [EnvSpec(env).to_record()] * workers)
         searches = {f"population {count}": Generations(engine, env, count) for count in POPULATIONS}
         episodes = next(iter(searches.values())).recorded()
         sides = {"bare": lambda _: replayed_rate(engine, env, options.seconds, episodes)} | {
@@ -203,7 +203,7 @@ def _head_cost(options: Options, say: Say) -> str:
                 times(rounds.spread(rounds.ratios(found, "head", "reading"))),
             ]
         )
-    return table(["weights", "head ms", "GB/s", "reading as much, ms", "head beside reading"], rows)
+    return markdown_table(["weights", "head ms", "GB/s", "reading as much, ms", "head beside reading"], rows)
 
 
 def _milliseconds(function: Callable[..., Any], *args: Any) -> float:

@@ -26,7 +26,7 @@ from shoal.envs.make import EnvSpec
 from shoal.errors import UsageError
 from shoal.policies import actions
 from shoal.policies.policy import Policy
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.sampling.lanes import Lanes
 from shoal.sampling.tasks import describe
 
@@ -57,7 +57,7 @@ def run(options: Options, say: Say) -> Report:
         f"of 128 steps. Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); "
         f"ratios are taken within a round. {machine.facts({})}"
     )
-    return Report("lanes", table(head, rows), notes)
+    return Report("lanes", markdown_table(head, rows), notes)
 
 
 def _rows(env: str, workers: int, options: Options, say: Say) -> list[list[str]]:
@@ -86,7 +86,7 @@ def _kinds(env: str) -> dict[str, EnvSpec]:
     for vector in ("gymnasium", "envpool"):
         spec = EnvSpec(env, vector=vector)
         with contextlib.suppress(UsageError):
-            describe(spec.to_tree())
+            describe(spec.to_record())
             kinds[f"--vector {vector}"] = spec
     return kinds
 
@@ -95,7 +95,7 @@ class Sampler:
     """One side of the comparison: lanes with a fresh policy, as an algorithm would drive them."""
 
     def __init__(self, engine: Engine, spec: EnvSpec, lanes: int, width: int, steps: int) -> None:
-        spaces = engine.submit(describe, spec.to_tree()).result()
+        spaces = engine.submit(describe, spec.to_record()).result()
         distribution = actions.from_record(spaces["distribution"])
         policy = Policy(tuple(spaces["shape"]), spaces["dtype"], distribution, (64, 64), normalise=True)
         self.engine, self.steps = engine, steps

@@ -28,7 +28,7 @@ from shoal.base import validation
 from shoal.base.host import shoal_command
 from shoal.errors import DiskFault
 from shoal.reports import curves
-from shoal.reports.tables import interquartile_mean, table
+from shoal.reports.tables import interquartile_mean, markdown_table
 from shoal.runs import presets
 from shoal.runs.folder import RunDir
 
@@ -68,7 +68,7 @@ class Options(Shared):
             if algo not in algos.ALGORITHMS
         ]
         found += [f"there is no preset {env!r}, only {', '.join(known)}" for env in self.env if env not in known]
-        found += validation.problems(self, at_least_one=("seeds", "episodes", "steps")) + folder_problems(
+        found += validation.field_problems(self, at_least_one=("seeds", "episodes", "steps")) + folder_problems(
             self.out, self.svg
         )
         chosen = self.chosen()
@@ -135,7 +135,7 @@ def run(options: Options, say: Say) -> Report:
     )
     if failures:
         notes += f" Failed: {'; '.join(failures)}."
-    return Report("learn", table(head, rows), notes)
+    return Report("learn", markdown_table(head, rows), notes)
 
 
 def settings_of(algo: str, name: str) -> dict[str, Any]:
@@ -206,8 +206,8 @@ def _reference(entry: dict[str, Any]) -> str:
 
 
 def _draw(path: Path, title: str, found: Sequence[Result]) -> None:
-    lines = [curves.Line(f"seed {result.seed}", result.curve) for result in found]
-    picture = curves.draw(title, [curves.Panel("environment steps", lines)])
+    lines = [curves.Curve(f"seed {result.seed}", result.curve) for result in found]
+    picture = curves.draw_curves(title, [curves.Panel("environment steps", lines)])
     try:
         path.write_text(picture)
     except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoal.base import validation
-from shoal.envs.make import check_id
+from shoal.envs.make import env_problems
 
 Say = Callable[[str], None]
 """Prints one line."""
@@ -38,13 +38,13 @@ class Options:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=tuple(name for name in ("rounds", "seeds") if hasattr(self, name)),
             above_zero=tuple(name for name in ("seconds", "cap") if hasattr(self, name)),
         )
         for env in self.environments():
-            found += check_id(env)
+            found += env_problems(env)
         return found + folder_problems(self.out)
 
 

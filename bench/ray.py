@@ -14,7 +14,7 @@ from bench.report import Report, counted, seconds, times
 from bench.rounds import Round, SideFailed
 from bench.watch import Program, rate, shoal_program
 from shoal.base.host import available_cores
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 
 FOREVER = 10**9
 PONG = "Pong-ram"
@@ -65,7 +65,7 @@ def run(options: Options, say: Say) -> Report:
         f"of {options.seconds:g} s (lowest to highest); ratios are taken within a round. Pong: TRPO's preset, whole "
         f"iterations by the run's own clock, without the start of workers. {machine.facts({})}"
     )
-    return Report("ray", table(["what", "engine", "figure", "ray is"], rows), notes)
+    return Report("ray", markdown_table(["what", "engine", "figure", "ray is"], rows), notes)
 
 
 def _row(what: str, side: str, words: Callable[..., str], found: list[Round], ratio: str) -> list[str]:

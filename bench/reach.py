@@ -14,7 +14,7 @@ from bench.peers import Peers, Way
 from bench.report import Report, counted, seconds, times
 from bench.rounds import spread
 from bench.watch import Program, rate, reach, shoal_program
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.runs import presets
 
 SCORES = {"CartPole-v1": 475.0, "LunarLander-v3": 200.0}
@@ -90,7 +90,7 @@ def run(options: Options, say: Say) -> Report:
         f"choice of threads, whichever was faster when tried. {machine.facts(peers.versions())}"
     )
     head = ["environment", "", "reached", "seconds", "environment steps", "beside Shoal's fastest"]
-    return Report("time", table(head, rows), notes)
+    return Report("time", markdown_table(head, rows), notes)
 
 
 def _rows(env: str, options: Options, peers: Peers, say: Say) -> list[list[str]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,11 +22,13 @@ from bench.options import Say
 from bench.report import Report, counted, times
 from bench.sleepers import sleep
 from bench.task_cost import microseconds
+from bench.watch import shoal_environment
 from shoal.algos import es
 from shoal.base import validation
+from shoal.base.host import module_command
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 from shoal.sampling.tasks import describe
 from shoal.testing.redis_rig import Rig
 
@@ -56,7 +57,7 @@ class Options(Shared):
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         few = ["naps must be at least 3: neither the first nor the last is measured"] if self.naps < 3 else []
-        return super().problems() + validation.problems(self, at_least_one=("sleepers",)) + few
+        return super().problems() + validation.field_problems(self, at_least_one=("sleepers",)) + few
 
 
 def run(options: Options, say: Say) -> Report:
@@ -72,7 +73,7 @@ def run(options: Options, say: Say) -> Report:
         f"{STRATEGY.population} policies on CartPole-v1, {'x'.join(map(str, STRATEGY.hidden))}. Use: seconds slept "
         f"beside workers times seconds passed. {machine.facts({})}"
     )
-    return Report("redis", table(["what", "processes", "redis", "redis beside processes"], rows), notes)
+    return Report("redis", markdown_table(["what", "processes", "redis", "redis beside processes"], rows), notes)
 
 
 @contextlib.contextmanager
@@ -91,7 +92,7 @@ def _speed(env: str, options: Options, say: Say) -> list[str]:
     with _both(2) as engines:
         samplers = {}
         for name, engine in engines.items():
-            engine.map(describe, [EnvSpec(env).to_tree()] * 2)
+            engine.map(describe, [EnvSpec(env).to_record()] * 2)
             samplers[name] = Sampler(engine, EnvSpec(env), lanes=4, width=32, steps=128)
         sides = {name: (lambda _, s=sampler: s.run(options.seconds)) for name, sampler in samplers.items()}
         found = rounds.measure(sides, options.rounds, say)
@@ -158,8 +159,8 @@ def _sleepers(options: Options, say: Say) -> list[str]:
 def use(count: int, naps: int, seconds: float) -> float:
     """Share of the time in which pretended workers sleep, each `naps` times; neither the start nor the end counts."""
     with Rig() as rig:
-        command = [sys.executable, "-m", "bench.sleepers", rig.address, str(count)]
-        sleepers = subprocess.Popen(command)
+        command = module_command("bench.sleepers", rig.address, str(count))
+        sleepers = subprocess.Popen(command, env=shoal_environment())
         try:
             with shoal.engine(rig.address, workers=count) as engine:
                 futures = [engine.submit(sleep, seconds) for _ in range(count * naps)]

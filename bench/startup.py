@@ -24,10 +24,11 @@ from bench.options import Say
 from bench.report import Report, seconds
 from bench.rounds import spread
 from bench.watch import shoal_environment
+from shoal.base.host import WORKER_ENVIRONMENT, shoal_command
 from shoal.engines.processes import ProcessesEngine
 from shoal.envs.make import EnvSpec
 from shoal.errors import MissingExtra
-from shoal.reports.tables import table
+from shoal.reports.tables import markdown_table
 
 STAMPED = """
     import os, time
@@ -92,7 +93,7 @@ def run(options: Options, say: Say) -> Report:
         f"Median of {options.rounds} starts (lowest to highest), with compiled code cached by one before them. Memory "
         f"is what is the process's own. {machine.facts({})}"
     )
-    return Report("startup", table(["what", "figure"], rows), notes)
+    return Report("startup", markdown_table(["what", "figure"], rows), notes)
 
 
 def _mebibytes(count: int) -> str:
@@ -103,7 +104,7 @@ def _first_step(folder: Path, number: int) -> float:
     """Seconds from the start of the process."""
     stamp = folder / f"stamp-{number}"
     environment = shoal_environment() | {"FIRST_STEP": str(stamp)}  # started in the folder, so it finds the module
-    command = [sys.executable, "-m", "shoal", "train", "trpo", "stamped:Stamped-v0", "--iterations", "1"]
+    command = shoal_command("train", "trpo", "stamped:Stamped-v0", "--iterations", "1")
     begun = time.time()
     subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.DEVNULL)
     return float(stamp.read_text()) - begun
@@ -119,7 +120,5 @@ def _worker_bytes(env: str) -> int:
 
 def _bare_bytes(env: str) -> int:
     command = [sys.executable, "-c", textwrap.dedent(BARE), env, str(ENVIRONMENTS)]
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    )
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | WORKER_ENVIRONMENT)
     return int(done.stdout.split()[-1])

@@ -18,6 +18,7 @@ from typing import Any
 from bench.options import Say
 from bench.rounds import SideFailed
 from bench.watch import Program
+from shoal.base.host import BLAS_THREADS
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
@@ -121,6 +122,6 @@ def blocks(text: str) -> list[list[str]]:
 
 def _environment() -> dict[str, str]:
     """This process's environment as it was before Shoal: peers find their own packages and choose their own threads."""
-    ours = ("PYTHONPATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC", "VIRTUAL_ENV")
+    ours = ("PYTHONPATH", *BLAS_THREADS, "NPROC", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return {"HOME": "/", **kept, "RAY_USAGE_STATS_ENABLED": "0"}

@@ -1,8 +1,9 @@
-"""Policy search in plain NumPy: each process tries its share of the candidates, all know all returns.
+"""A policy search in plain NumPy and shoal.spmd: each process evaluates its share of the candidates.
 
     python examples/spmd/search.py --processes 2
 
-Candidates and episodes are numbered, not drawn by whoever comes first, so any number of processes finds the same.
+Every process knows all candidates and, after `allgather`, all returns. Each candidate has its own environment seed, so
+the result is the same with any number of processes.
 """
 
 import argparse
@@ -14,12 +15,12 @@ from shoal import spmd
 
 
 def episode_return(env: gymnasium.Env, weights: np.ndarray, seed: int) -> float:
-    """Play one episode with a linear policy."""
+    """Play one episode of CartPole with a linear policy."""
     observation, _ = env.reset(seed=seed)
-    total, ended = 0.0, False
-    while not ended:
+    total, done = 0.0, False
+    while not done:
         observation, reward, terminated, truncated, _ = env.step(int(observation @ weights > 0))
-        total, ended = total + float(reward), terminated or truncated
+        total, done = total + float(reward), terminated or truncated
     return total
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     spmd.launch(args.processes)
     env = gymnasium.make("CartPole-v1")
-    rng = np.random.default_rng(1)  # the same numbers on all ranks: each knows every candidate
+    rng = np.random.default_rng(1)  # the same seed on every rank: each rank draws the same candidates
     mean = np.zeros(4)
     for generation in range(args.generations):
         candidates = mean + rng.normal(size=(32, 4))

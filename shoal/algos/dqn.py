@@ -143,7 +143,7 @@ class Config(AlgorithmConfig):
 
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the values."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=(
                 "batch_steps", "lanes", "width", "n_step", "hidden", "minibatch", "block", "target_every",
@@ -169,7 +169,7 @@ def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
     """Learn until the caller stops, from the start or from a state; a learning-rate schedule ends at `steps` steps."""
-    spaces = engine.submit(tasks.describe, env.to_tree()).result()
+    spaces = engine.submit(tasks.describe, env.to_record()).result()
     policy = Policy(
         tuple(spaces["shape"]), spaces["dtype"], _q_values(spaces["distribution"], env),
         config.hidden, config.activation, dueling=config.dueling,
@@ -253,7 +253,7 @@ def train(
             metrics=scores.metrics() | {"time/iterations": iteration} | learning | rates | timing,
             learned=learned,
             state=lambda learned=learned, rest=rest: learned | {key: made() for key, made in rest.items()},  # type: ignore[misc]
-            policy=SavedPolicy(policy, now, env.to_tree()),
+            policy=SavedPolicy(policy, now, env.to_record()),
         )
 
 

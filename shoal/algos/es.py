@@ -61,7 +61,7 @@ class Config(SearchConfig):
 
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the values."""
-        found = super().problems() + validation.problems(
+        found = super().problems() + validation.field_problems(
             self,
             at_least_one=("table_size",),
             above_zero=("sigma", "lr", "sigma_decay", "lr_decay"),
@@ -81,7 +81,7 @@ def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
     """Learn until the caller stops, from the start or from a state. Decays count generations: `steps` is not used."""
-    spaces = engine.submit(tasks.describe, env.to_tree()).result()
+    spaces = engine.submit(tasks.describe, env.to_record()).result()
     policy = policy_for(config, spaces, config.normalise)
     if config.table_size < policy.count:
         raise UsageError(f"table_size must be at least {policy.count}, the number of weights, not {config.table_size}")
@@ -91,7 +91,7 @@ def train(
 
     state = state or {}
     if state:
-        params, moments = state["policy"]["params"], Moments.from_tree(state["moments"])
+        params, moments = state["policy"]["params"], Moments.from_record(state["moments"])
     else:
         first = first_weights(saved_start(config), policy, seed)
         params, moments = first["params"], _moments(config, first)
@@ -150,7 +150,7 @@ def train(
         learned = {
             "policy": {"params": params},
             "optimizer": optimizer,
-            "moments": moments.to_tree(),
+            "moments": moments.to_record(),
             "scores": scores.state(),
             "iteration": iteration,
             "mean_length": mean_length,
@@ -168,7 +168,7 @@ def train(
             metrics=scores.metrics() | {"time/iterations": iteration} | own_score(outcome, own) | measures | timing,
             learned=learned,
             state=lambda learned=learned: learned,  # type: ignore[misc]
-            policy=SavedPolicy(policy, {"params": params, "mean": new_shift, "scale": new_scale}, env.to_tree()),
+            policy=SavedPolicy(policy, {"params": params, "mean": new_shift, "scale": new_scale}, env.to_record()),
         )
 
 

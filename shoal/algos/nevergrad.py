@@ -28,12 +28,12 @@ from shoal.algos.base import Step
 from shoal.algos.search import SearchConfig, first_weights, own_score, policy_for, saved_start
 from shoal.base import seeding, validation
 from shoal.base.blas import one_thread
-from shoal.base.memory import available_memory, in_words
+from shoal.base.memory import available_memory, format_bytes
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import CheckpointFault, MissingExtra, UsageError
-from shoal.policies.policy import SavedPolicy, Statistics
+from shoal.policies.policy import SavedPolicy, Statistics, Weights
 from shoal.sampling import tasks
 from shoal.sampling.population import Members, Population
 from shoal.sampling.scores import Scores
@@ -58,7 +58,7 @@ class Config(SearchConfig):
 
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the values."""
-        found = super().problems() + validation.problems(self, at_least_one=("budget",), above_zero=("sigma",))
+        found = super().problems() + validation.field_problems(self, at_least_one=("budget",), above_zero=("sigma",))
         try:
             names = registry()
         except MissingExtra as error:
@@ -79,7 +79,7 @@ def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
     """Search until the caller stops, from the start or from a state. Optimizers plan for `budget`, not for `steps`."""
-    spaces = engine.submit(tasks.describe, env.to_tree()).result()
+    spaces = engine.submit(tasks.describe, env.to_record()).result()
     saved = saved_start(config)
     # Changing statistics would change the score of equal weights, so those of a saved policy are kept as they are.
     policy = policy_for(config, spaces, normalise=saved is not None and saved.policy.normalise)
@@ -89,7 +89,7 @@ def train(
         needed, available = _FULL_MATRICES * 8 * policy.count**2, available_memory()
         if full(config.optimizer) and available is not None and needed > available:
             raise UsageError(
-                f"{warning}. It would need {in_words(needed)} of memory, and {in_words(available)} are available"
+                f"{warning}. It would need {format_bytes(needed)} of memory; {format_bytes(available)} are available"
             )
         log.warning("%s", warning)
 
@@ -145,11 +145,14 @@ def train(
         }
         learning = ready - begun + time.perf_counter() - sampled
         timing = {"time/sample_seconds": sampled - ready, "time/learn_seconds": learning}
+        current: Weights = {"params": best, "mean": first["mean"], "scale": first["scale"]}
         yield Step(
             metrics=scores.metrics() | {"time/iterations": iteration} | own_score(outcome, own) | measures | timing,
             learned=learned,
             state=lambda learned=learned: learned,  # type: ignore[misc]
-            policy=SavedPolicy(policy, {"params": best, "mean": first["mean"], "scale": first["scale"]}, env.to_tree()),
+            policy=SavedPolicy(
+                policy, {"params": best, "mean": first["mean"], "scale": first["scale"]}, env.to_record()
+            ),
         )
 
 

@@ -114,7 +114,7 @@ class Config(AlgorithmConfig):
 
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the values."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=("batch_steps", "lanes", "width", "hidden", "epochs", "minibatch"),
             above_zero=("lr", "clip", "value_clip", "max_grad_norm", "max_kl"),
@@ -135,7 +135,7 @@ def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
     """Learn until the caller stops, from the start or from a state; schedules end at `steps` environment steps."""
-    spaces = engine.submit(tasks.describe, env.to_tree()).result()
+    spaces = engine.submit(tasks.describe, env.to_record()).result()
     policy = Policy(
         tuple(spaces["shape"]), spaces["dtype"], actions.from_record(spaces["distribution"]),
         config.hidden, config.activation, config.normalise,
@@ -151,7 +151,7 @@ def train(
     adam = {"policy": optimizer.init(jnp.asarray(params)), "value": optimizer.init(jnp.asarray(critic))}
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
-    moments = Moments.from_tree(state["moments"]) if state else Moments.empty(policy.inputs)
+    moments = Moments.from_record(state["moments"]) if state else Moments.empty(policy.inputs)
     scores = Scores(state.get("scores"))
     lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration = state.get("iteration", 0)
@@ -201,7 +201,7 @@ def train(
             "policy": {"params": np.asarray(params)},
             "value": {"params": np.asarray(critic), "returns": np.asarray(returns)},
             "adam": {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(adam))},
-            "moments": moments.to_tree(),
+            "moments": moments.to_record(),
             "scores": scores.state(),
             "iteration": iteration,
             **({"acting": acting} if config.lag else {}),
@@ -214,7 +214,7 @@ def train(
             metrics=scores.metrics() | {"time/iterations": iteration} | measures | rates | timing,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
-            policy=SavedPolicy(policy, weights(), env.to_tree()),
+            policy=SavedPolicy(policy, weights(), env.to_record()),
         )
 
 

@@ -68,7 +68,7 @@ class SearchConfig(AlgorithmConfig):
 
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the values."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=("population", "episodes", "tasks", "width", "hidden"),
             not_negative=("min_steps", "length_factor", "score_episodes", "bins"),

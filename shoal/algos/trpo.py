@@ -97,7 +97,7 @@ class Config(AlgorithmConfig):
 
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the values."""
-        found = validation.problems(
+        found = validation.field_problems(
             self,
             at_least_one=(
                 "batch_steps", "lanes", "width", "hidden", "cg_iterations", "fisher_stride", "line_search_steps",
@@ -117,7 +117,7 @@ def train(
     config: Config, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
 ) -> Iterator[Step]:
     """Learn until the caller stops, from the start or from a state. TRPO has no schedules, so `steps` is not used."""
-    spaces = engine.submit(tasks.describe, env.to_tree()).result()
+    spaces = engine.submit(tasks.describe, env.to_record()).result()
     policy = Policy(
         tuple(spaces["shape"]), spaces["dtype"], actions.from_record(spaces["distribution"]),
         config.hidden, config.activation, config.normalise,
@@ -133,7 +133,7 @@ def train(
     adam = optimizer.init(jnp.asarray(critic))
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
-    moments = Moments.from_tree(state["moments"]) if state else Moments.empty(policy.inputs)
+    moments = Moments.from_record(state["moments"]) if state else Moments.empty(policy.inputs)
     scores = Scores(state.get("scores"))
     lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration = state.get("iteration", 0)
@@ -163,7 +163,7 @@ def train(
             "policy": {"params": np.asarray(params)},
             "value": {"params": np.asarray(critic), "returns": np.asarray(returns)},
             "adam": {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(adam))},
-            "moments": moments.to_tree(),
+            "moments": moments.to_record(),
             "scores": scores.state(),
             "iteration": iteration,
         }
@@ -176,7 +176,7 @@ def train(
             metrics=scores.metrics() | {"time/iterations": iteration} | measures | timing,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
-            policy=SavedPolicy(policy, current, env.to_tree()),
+            policy=SavedPolicy(policy, current, env.to_record()),
         )
 
 

@@ -1,1 +1,1 @@
-"""What everything else stands on: trees of arrays, seeds, disk, signals, processes. Imports nothing else of Shoal."""
+"""Foundations: trees of arrays, seeds, disk, signals and processes. Imports only `shoal.errors`."""

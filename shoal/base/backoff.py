@@ -1,4 +1,4 @@
-"""Growing pauses between attempts."""
+"""Exponential back-off: growing pauses between attempts."""
 
 from __future__ import annotations
 

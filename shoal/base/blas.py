@@ -6,5 +6,5 @@ from threadpoolctl import threadpool_limits
 
 
 def one_thread() -> threadpool_limits:
-    """Limit BLAS to one thread, at once and until the context that this returns is left."""
+    """Limit BLAS to one thread from now on, until the returned context manager exits."""
     return threadpool_limits(1)

@@ -1,4 +1,7 @@
-"""Writing so that a crash at any moment leaves the old or the new: temporary name, fsync, rename, fsync."""
+"""Atomic, durable writes: a crash at any moment leaves either the old or the new content, never a mix.
+
+Every write goes to a temporary name, is synced and renamed, and then the folder is synced.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".tmp-"
-"""Names that start so are leftovers of a crash, once nobody holds the run."""
+"""Prefix of temporary names. Unless a process holds the run, files with this prefix are leftovers of a crash."""
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace a file, atomically and durably."""
+    """Replace a file atomically and durably."""
     with replacing(path) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name, and rename it to `path` once the block has written all of it."""
+    """Open a temporary file to write to, and rename it to `path` at the end of the block."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
         with temporary.open("wb") as file:
@@ -36,7 +39,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make a folder with these files, or replace it."""
+    """Create a folder with these files, replacing an existing one."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -54,7 +57,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; a crash leaves it whole or out of the way, never half there."""
+    """Remove a folder; after a crash it is either complete or gone from `path`, never partial."""
     aside = path.with_name(f"{TEMPORARY}gone-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
@@ -62,7 +65,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what crashes left behind."""
+    """Remove temporary files and folders that crashes left behind."""
     for path in folder.glob(f"{TEMPORARY}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -20,14 +20,19 @@ def available_cores() -> int:
 
 
 def shoal_command(*words: str) -> list[str]:
-    """Build the command line of a `shoal` child process.
+    """Command line of a `shoal` child process."""
+    return module_command("shoal", *words)
 
-    `-P` keeps files in the current folder from shadowing the modules that Shoal imports.
+
+def module_command(module: str, *words: str) -> list[str]:
+    """Command line of a child process that runs a module with this interpreter.
+
+    `-P` keeps files in the current folder from shadowing the modules that the child imports.
     """
-    return [sys.executable, "-P", "-m", "shoal", *words]
+    return [sys.executable, "-P", "-m", module, *words]
 
 
 def python_path() -> str:
-    """Value of PYTHONPATH with which a child process imports this very Shoal."""
+    """Value of PYTHONPATH that makes a child process import this same copy of Shoal."""
     package = Path(__file__).parents[2]
     return os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -100,7 +100,7 @@ def _is_marked(process: Path, mark: str) -> bool:
 
 def _writes(process: Path, folder: str) -> bool:
     for descriptor in (process / "fd").iterdir():
-        with contextlib.suppress(OSError):  # closed in the meantime, which says nothing about the others
+        with contextlib.suppress(OSError):  # closed in the meantime; the other descriptors still count
             if str(descriptor.readlink()).startswith(f"{folder}/"):
                 flags = (process / "fdinfo" / descriptor.name).read_text().split("flags:")[1].split()[0]
                 if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
@@ -137,4 +137,4 @@ if __name__ == "__main__":
         _reap(sys.argv[2])
     else:
         die_with_parent(int(sys.argv[2]))
-        os.execv(sys.argv[3], sys.argv[3:])  # noqa: S606 - exactly the caller's words, without a shell
+        os.execv(sys.argv[3], sys.argv[3:])  # noqa: S606 - exactly the caller's command, without a shell

@@ -1,17 +1,26 @@
-"""Running moments of observations, for workers and the head alike. NumPy only."""
+"""Running mean and variance of observations, computed in NumPy by the workers and the head alike."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
-from shoal.base.trees import Tree
+
+class MomentsRecord(TypedDict):
+    """`Moments` as plain data, in messages and checkpoints."""
+
+    count: int
+    mean: np.ndarray
+    """(size,) float64"""
+    m2: np.ndarray
+    """(size,) float64"""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations of rows of numbers, in float64."""
+    """Count of rows, with the mean (size,) and the sum of squared deviations (size,) of each column, in float64."""
 
     count: int
     mean: np.ndarray
@@ -19,18 +28,17 @@ class Moments:
 
     @staticmethod
     def empty(size: int) -> Moments:
-        """No rows yet."""
         return Moments(0, np.zeros(size), np.zeros(size))
 
     @staticmethod
     def of(rows: np.ndarray) -> Moments:
-        """Of rows (n, size)."""
+        """Compute the moments of rows (n, size)."""
         wide = rows.astype(np.float64)
         mean = wide.mean(axis=0)
         return Moments(len(rows), mean, ((wide - mean) ** 2).sum(axis=0))
 
     def merge(self, other: Moments) -> Moments:
-        """Of both together (Chan et al.). Not associative in its last bits: merge in a fixed order."""
+        """Combine with other moments (Chan et al.). Not associative in the last bits: merge in a fixed order."""
         count = self.count + other.count
         if count == 0:
             return self
@@ -40,16 +48,14 @@ class Moments:
         return Moments(count, mean, m2)
 
     def normaliser(self) -> tuple[np.ndarray, np.ndarray]:
-        """(mean, 1 / standard deviation) in float32; (0, 1) before there is any data."""
+        """Return mean and 1 / standard deviation in float32; 0 and 1 before there are two rows."""
         if self.count < 2:
             return np.zeros(len(self.mean), np.float32), np.ones(len(self.mean), np.float32)
         return self.mean.astype(np.float32), (1.0 / np.sqrt(self.m2 / self.count + 1e-8)).astype(np.float32)
 
-    def to_tree(self) -> Tree:
-        """Plain data."""
+    def to_record(self) -> MomentsRecord:
         return {"count": self.count, "mean": self.mean, "m2": self.m2}
 
     @staticmethod
-    def from_tree(tree: Tree) -> Moments:
-        """The inverse of `to_tree`."""
-        return Moments(int(tree["count"]), np.asarray(tree["mean"]), np.asarray(tree["m2"]))
+    def from_record(record: MomentsRecord) -> Moments:
+        return Moments(int(record["count"]), np.asarray(record["mean"]), np.asarray(record["m2"]))

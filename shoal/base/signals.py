@@ -1,11 +1,12 @@
-"""Signals to stop as an exception in the main thread, but never in the middle of what must be whole.
+"""Stop signals as an exception in the main thread, deferred while something must not be interrupted.
 
-They are SIGINT, SIGTERM, and SIGUSR2, which mpirun and batch systems pass on to what they started.
+The signals are SIGINT, SIGTERM and SIGUSR2; mpirun and batch systems pass the last one on to the processes they start.
 
-While `listening`, a signal raises `Stopped` wherever the main thread is, so that a long wait ends at once. Inside of
-`held` it waits for the end of the block: a checkpoint is written whole, a message is sent whole. It also waits for the
-end of the next such block where an exception would not arrive: JAX calls Python from C++, which may end the process or
-lose the exception, and so may whatever calls a destructor. A second signal exits.
+While `listening`, a signal raises `Stopped` wherever the main thread is, so a long wait ends at once. Inside `held` the
+signal takes effect at the end of the block, so a checkpoint or a message is always written completely. A signal that
+arrives while JAX is on the stack is also deferred, to the end of the next `held` block: JAX calls Python from C++,
+where an exception can end the process or get lost. There `Stopped` is also raised again if it got lost elsewhere, as in
+a destructor. A second signal exits immediately.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from types import FrameType
 from shoal.errors import Stopped
 
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-"""Signals that ask a process to save and stop."""
+"""Signals that ask a process to save its work and stop."""
 
 Handler = Callable[[int, FrameType | None], object]
-_depth = 0  # of `held` blocks that the main thread is in
+_depth = 0  # number of `held` blocks the main thread is in
 _received: int | None = None
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Turn signals into `Stopped` for the length of a block. Does nothing outside the main thread."""
+    """Raise `Stopped` on a stop signal during a block. Does nothing outside the main thread."""
     global _received  # noqa: PLW0603 - signals belong to the process
     _received = None
     try:
@@ -42,7 +43,7 @@ def listening() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handled_by(handler: Handler, numbers: Sequence[int] = STOP) -> Iterator[None]:
-    """Handle signals for the length of a block, then restore the previous handlers.
+    """Install a signal handler during a block, then restore the previous handlers.
 
     Does nothing outside the main thread, where Python allows no handlers.
     """
@@ -74,7 +75,7 @@ def _in_jax(frame: FrameType | None) -> bool:
 
 
 def _stop() -> None:
-    """Raise, unless that is what is going on already: then this is part of cleaning up."""
+    """Raise `Stopped`, unless one is already being handled: then this runs during clean-up."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, Stopped):
         error = error.__context__
@@ -84,7 +85,7 @@ def _stop() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A block that signals do not interrupt; one that came meanwhile takes effect at its end."""
+    """Defer stop signals that arrive during a block to its end."""
     global _depth  # noqa: PLW0603
     if threading.current_thread() is not threading.main_thread():
         yield

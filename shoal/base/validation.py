@@ -1,15 +1,14 @@
-"""Checks of settings that every dataclass of settings has: which fields must lie where, all problems at once."""
+"""Range checks for the fields of a settings dataclass, which report all problems at once."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Iterable
-from typing import Any
 
 
-def problems(
-    settings: Any,
+def field_problems(
+    settings: object,
     *,
     at_least_one: Iterable[str] = (),
     above_zero: Iterable[str] = (),
@@ -17,8 +16,7 @@ def problems(
     fractions: Iterable[str] = (),
     finite: Iterable[str] = (),
 ) -> list[str]:
-    """What is wrong with the named fields, in words; nothing may be infinite. A field that is None was not set, and is
-    fine."""
+    """Describe each named field that is out of range or infinite; a field that is None is not checked."""
     rules = (
         (at_least_one, lambda value: value >= 1, "at least 1"),
         (above_zero, lambda value: value > 0, "above 0"),
@@ -27,12 +25,12 @@ def problems(
         (finite, math.isfinite, "a finite number"),
     )
     found = []
-    for names, holds, words in rules:
+    for names, holds, expected in rules:
         for name in names:
             value = operator.attrgetter(name)(settings)
             values = value if isinstance(value, tuple) else () if value is None else (value,)
             if not all(map(holds, values)):
-                found.append(f"{name} must be {words}, not {value}")
+                found.append(f"{name} must be {expected}, not {value}")
             elif math.inf in values:
                 found.append(f"{name} must be a finite number, not {value}")
     return found

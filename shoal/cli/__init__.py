@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+from shoal.base.host import BLAS_THREADS
+
 # One BLAS thread also in this process, before anything loads NumPy: the serial engine runs lanes here. `up` computes
 # nothing, and what it starts is not its own.
 if sys.argv[1:2] != ["up"]:
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= dict.fromkeys(BLAS_THREADS, "1")
 
 import difflib
 import importlib
@@ -94,9 +96,9 @@ def _serve_if_rank(words: list[str]) -> None:
     """Under mpirun the first rank runs the command. The others work for it, and are let go when it ends."""
     if words[:1] not in (["train"], ["resume"], ["evaluate"], ["compare"]):
         return
-    from shoal.spmd.launching import place
+    from shoal.spmd.launching import launched_rank
 
-    here = place(os.environ)
+    here = launched_rank(os.environ)
     if here is None or here.size == 1:
         return
     if {"-h", "--help"} & set(words):

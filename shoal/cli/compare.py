@@ -36,9 +36,9 @@ def compare(words: list[str]) -> int:
 
 
 def _refuse_mpi_outside_of_a_job(wanted: Comparison) -> None:
-    from shoal.spmd.launching import place
+    from shoal.spmd.launching import launched_rank
 
-    here = place(os.environ)
+    here = launched_rank(os.environ)
     if wanted.engine == "mpi" and (here is None or here.size == 1):
         ranks = 3 if wanted.workers is None else wanted.workers + 1
         raise UsageError(f"to compare on the mpi engine, start the ranks yourself: mpirun -n {ranks} shoal compare ...")
@@ -53,7 +53,7 @@ def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
     env = jobs[0].settings.env_spec
     begun = time.monotonic()
     with engines.make(wanted.engine, wanted.workers) as engine:
-        engine.submit(describe, env.to_tree()).result()  # an environment that cannot be made is said once, and now
+        engine.submit(describe, env.to_record()).result()  # an environment that cannot be made is said once, and now
         at_once = wanted.lines(engine.workers, len(jobs))
         say(
             out,

@@ -119,11 +119,11 @@ def _hint_at_preset(algo: str, name: str) -> None:
     """If there is no environment of this name, which is refused later with all other mistakes, say which preset may be
     meant."""
     from shoal import algos
-    from shoal.envs.make import check_id
+    from shoal.envs.make import env_problems
 
     near = difflib.get_close_matches(name, presets.presets(algo), n=1, cutoff=0.7)
     others = [other for other in algos.ALGORITHMS if presets.find(other, name)]
-    if not (near or others) or not check_id(name):
+    if not (near or others) or not env_problems(name):
         return
     if near:
         hint = f"{algo} has a preset {near[0]!r}; did you mean that?"

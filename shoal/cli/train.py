@@ -42,9 +42,9 @@ def train(words: list[str]) -> int:
 
 def _needs_mpirun(engine: str) -> bool:
     """Whether this process has to start the ranks that it wants to work with."""
-    from shoal.spmd.launching import place
+    from shoal.spmd.launching import launched_rank
 
-    here = place(os.environ)
+    here = launched_rank(os.environ)
     alone = here is None or here.size == 1
     if not alone and engine != "mpi":
         raise UsageError(f"this process is a rank of an MPI job, but the engine is {engine}. Use --engine mpi")

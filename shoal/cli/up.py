@@ -48,7 +48,7 @@ class Up:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = validation.problems(
+        found = validation.field_problems(
             self, at_least_one=("nodes",), above_zero=("deadline",), not_negative=("grace", "margin")
         )
         if not 0 <= self.port < 2**16:

@@ -55,7 +55,7 @@ def worker(words: list[str]) -> int:
     from shoal.base.host import available_cores
     from shoal.engines.redis.supervisor import Supervisor
 
-    problems = validation.problems(wanted, at_least_one=("workers",), above_zero=("timeout",))
+    problems = validation.field_problems(wanted, at_least_one=("workers",), above_zero=("timeout",))
     if problems:
         raise UsageError(problems)
     console()

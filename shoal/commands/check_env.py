@@ -1,7 +1,8 @@
-"""Does an environment keep the rules that equal results rest on? Tried, not believed; each verdict says what it costs.
+"""Test whether an environment is deterministic enough for reproducible results, how fast it is and whether it leaks.
 
-An episode must follow from its seed and its actions alone: on the same environment again, on a new one, after other
-episodes, cut off in the middle and replayed, and in another process. Then lanes can move and runs can resume.
+An episode must depend only on its seed and its actions: when it is repeated, in a new environment, after other
+episodes, after one that was abandoned, and in another process. Then lanes can move between workers and runs can resume.
+Each failed check reports its consequence.
 """
 
 from __future__ import annotations
@@ -20,20 +21,19 @@ from typing import Any
 import numpy as np
 
 from shoal.base.host import available_cores
-from shoal.base.trees import Tree
 from shoal.engines import make as make_engine
-from shoal.envs.make import EnvSpec, make, time_limit
+from shoal.envs.make import EnvRecord, EnvSpec, make_env, time_limit
 from shoal.errors import TaskFailed
 from shoal.sampling.tasks import describe
 
-STEPS = 300  # of an episode that is compared
-LEAK_MEGABYTES = 4.0  # less is not told from an allocator that settles
-ACT_MICROSECONDS = 60.0  # of one forward pass of a 64x64 network, while an environment fills the caches
+STEPS = 300  # of each episode that are compared
+LEAK_MEGABYTES = 4.0  # less could be the memory allocator settling
+ACT_MICROSECONDS = 60.0  # for a forward pass of a 64x64 network, with the environment competing for caches
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One finding. `works` is None for a measurement."""
+    """The result of one check. `works` is None for a measurement."""
 
     what: str
     works: bool | None
@@ -41,54 +41,52 @@ class Verdict:
 
 
 class Unusable(Exception):
-    """An environment raised an error, or answered in another form than Gymnasium's."""
+    """An environment raised an error or returned something other than Gymnasium's API requires."""
 
 
 class Watched:
-    """An environment whose errors, and answers in another form than Gymnasium's, are raised as `Unusable`.
+    """An environment that raises `Unusable` for errors and for results that violate Gymnasium's API.
 
-    `calls` and `spent` count what was asked of it and the seconds that it took, by "reset" and "step".
+    `calls` and `spent` count the calls and their seconds, separately for "reset" and "step".
     """
 
     def __init__(self, spec: EnvSpec) -> None:
-        self._env, self.limit = make(spec), time_limit(spec)
+        self._env, self.limit = make_env(spec), time_limit(spec)
         self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
         self.calls, self.spent = {"reset": 0, "step": 0}, {"reset": 0.0, "step": 0.0}
         self.odd: set[str] = set()
-        """What is not as Gymnasium has it, though Shoal could go on."""
+        """Deviations from Gymnasium's API that Shoal can cope with."""
         self._steps, self._seed = 0, 0
 
     def __enter__(self) -> Watched:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self._env.close()
 
     def actions(self, seed: int) -> Iterator[Any]:
-        """The same random actions for everybody who asks with the same seed, without end."""
-        space = copy.deepcopy(self.action_space)  # an environment that draws from its own must not find it seeded
+        """Yield an endless sequence of random actions that depends only on the seed."""
+        space = copy.deepcopy(self.action_space)  # seeding the original could hide an environment that samples from it
         space.seed(seed)
         while True:
             yield space.sample()
 
     def reset(self, seed: int) -> Any:
-        """The first observation of an episode."""
+        """Start an episode and return its first observation."""
         self._steps, self._seed = 0, seed
-        return self._ask("reset", 2, seed=seed)[0]
+        return self._call("reset", 2, seed=seed)[0]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool]:
-        """Observation, reward, and whether the episode is over: terminated, truncated."""
+        """Take a step. Returns observation, reward, terminated and truncated, which includes the time limit."""
         self._steps += 1
-        observation, reward, terminated, truncated, _ = self._ask("step", 5, action)
+        observation, reward, terminated, truncated, _ = self._call("step", 5, action)
         try:
             return observation, float(reward), bool(terminated), bool(truncated) or self._steps == self.limit
         except (TypeError, ValueError) as error:
             raise Unusable(f"{self._where} returned the reward {reward!r}: {error}") from None
 
     def episode(self, seed: int) -> Iterator[tuple[Any, float, bool, bool]]:
-        """Answers to the reset and to each step of one episode with random actions."""
+        """Play an episode with random actions, and yield the result of the reset and of each step."""
         yield self.reset(seed), 0.0, False, False
         for action in itertools.islice(self.actions(seed), STEPS):
             answer = self.step(action)
@@ -96,7 +94,7 @@ class Watched:
             if answer[2] or answer[3]:
                 return
 
-    def _ask(self, name: str, count: int, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def _call(self, name: str, count: int, *args: Any, **kwargs: int) -> tuple[Any, ...]:
         function, begun = getattr(self._env, name), time.perf_counter()
         try:
             returned = function(*args, **kwargs)
@@ -117,7 +115,7 @@ class Watched:
 
 
 def marks(env: Watched, seed: int) -> list[str]:
-    """A digest of everything up to each step of an episode; the first is of the reset."""
+    """Digest everything up to each step of an episode; the first digest is of the reset."""
     total, found = hashlib.sha256(), []
     for values in env.episode(seed):
         for value in values:
@@ -126,16 +124,16 @@ def marks(env: Watched, seed: int) -> list[str]:
     return found
 
 
-def marks_on_a_new_one(spec: Tree, seeds: list[int]) -> list[str]:
-    """Task: episodes one after the other on a new environment; marks of the last."""
-    with Watched(EnvSpec(**spec)) as env:
+def marks_in_new_env(spec: EnvRecord, seeds: list[int]) -> list[str]:
+    """Task: play several episodes in a new environment and return the marks of the last."""
+    with Watched(EnvSpec.from_record(spec)) as env:
         *_, last = (marks(env, seed) for seed in seeds)
     return last
 
 
-def check(spec: EnvSpec, seconds: float = 3.0) -> Iterator[Verdict]:
-    """All verdicts, as they are found. Raises what `make` raises if there is no such environment."""
-    spaces = describe(spec.to_tree())
+def env_verdicts(spec: EnvSpec, seconds: float = 3.0) -> Iterator[Verdict]:
+    """Run all checks and yield their verdicts one by one. Raises if the environment cannot be made (`make_env`)."""
+    spaces = describe(spec.to_record())
     with Watched(spec) as env:
         yield Verdict(
             "spaces", True, f"observations {tuple(spaces['shape'])} {spaces['dtype']}, actions {env.action_space}"
@@ -147,11 +145,11 @@ def check(spec: EnvSpec, seconds: float = 3.0) -> Iterator[Verdict]:
             yield from _speed(env, seconds)
             yield _leak(env, seconds)
         except Unusable as problem:
-            yield Verdict("works at all", False, f"{problem}. Training would stop there; nothing more was tried")
+            yield Verdict("works at all", False, f"{problem}. Training would stop there; other checks were skipped")
 
 
 def _interface(env: Watched) -> Verdict:
-    """Whether what it returns is what its spaces promise."""
+    """Check that observations and rewards match the spaces and are finite."""
     space, problems = env.observation_space, set()
     for seed in range(5):
         for step, (observation, reward, _, _) in enumerate(env.episode(seed)):
@@ -160,41 +158,41 @@ def _interface(env: Watched) -> Verdict:
                 problems.add(f"a reward is {reward}")
             array = np.asarray(observation)
             if array.shape != space.shape:
-                problems.add(f"{source} returns an observation of shape {array.shape}, the space says {space.shape}")
+                problems.add(f"{source} returns an observation of shape {array.shape}, but the space has {space.shape}")
             elif array.dtype.kind == "f" and not np.isfinite(array).all():
                 problems.add(f"{source} returns an observation that is not finite")
             elif not space.contains(observation):
-                problems.add(f"{source} returns an observation outside of its space (dtype {array.dtype})")
+                problems.add(f"{source} returns an observation outside its space (dtype {array.dtype})")
     problems |= env.odd
-    cost = "learning may see wrong numbers" if problems else "what it returns is what its spaces promise"
+    cost = "learning may use wrong numbers" if problems else "observations and rewards match the spaces"
     return Verdict("interface", not problems, "; ".join([*sorted(problems), cost]))
 
 
 def _determinism(spec: EnvSpec, used: Watched) -> Iterator[Verdict]:
-    """Episode 7, each time in another way."""
-    tree = spec.to_tree()
-    first = marks_on_a_new_one(tree, [7])
-    cost = "results are not reproducible at all; give the environment's random numbers the seed of `reset`"
-    yield _same("same seed, same episode", first, marks_on_a_new_one(tree, [7]), cost)
+    """Play the episode with seed 7 in several ways, which must all give the same."""
+    tree = spec.to_record()
+    first = marks_in_new_env(tree, [7])
+    cost = "Results are not reproducible at all; seed the environment's random numbers with the seed of `reset`"
+    yield _same("same seed, same episode", first, marks_in_new_env(tree, [7]), cost)
 
-    other = marks_on_a_new_one(tree, [8])
+    other = marks_in_new_env(tree, [8])
     yield Verdict(
         "another seed, another episode",
         other != first or None,
-        "they differ" if other != first else "they are equal: the environment has no randomness, or ignores its seed",
+        "they differ" if other != first else "they are equal: the environment is not random, or ignores its seed",
     )
 
-    cost = "something survives `reset`: results change when a lane moves; try --recreate-after 1"
-    yield _same("alone and after other episodes", first, marks_on_a_new_one(tree, [20, 21, 22, 23, 24, 7]), cost)
+    cost = "Some state survives `reset`, so results change when a lane moves; try --recreate-after 1"
+    yield _same("alone and after other episodes", first, marks_in_new_env(tree, [20, 21, 22, 23, 24, 7]), cost)
 
-    list(itertools.islice(used.episode(3), 6))  # left in the middle
-    cost = "a lane cannot be rebuilt: a lost worker or a resume changes the result"
+    list(itertools.islice(used.episode(3), 6))  # abandoned after a few steps
+    cost = "A lane cannot be rebuilt, so losing a worker or resuming changes the result"
     yield _same("replay of its actions", first, marks(used, 7), cost)
 
-    cost = "workers disagree: results depend on where an episode runs"
+    cost = "Workers disagree: results depend on where an episode runs"
     with make_engine("processes", workers=1) as engine:
         try:
-            elsewhere = engine.submit(marks_on_a_new_one, tree, [7]).result()
+            elsewhere = engine.submit(marks_in_new_env, tree, [7]).result()
         except TaskFailed as error:
             raise Unusable(f"in another process, {str(error).splitlines()[0]}") from error
     yield _same("in another process", first, elsewhere, cost)
@@ -202,7 +200,7 @@ def _determinism(spec: EnvSpec, used: Watched) -> Iterator[Verdict]:
 
 def _same(what: str, one: list[str], other: list[str], cost: str) -> Verdict:
     if one == other:
-        return Verdict(what, True, f"equal, all {len(one) - 1} steps")
+        return Verdict(what, True, f"equal in all {len(one) - 1} steps")
     at = next(
         (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
     )
@@ -215,8 +213,8 @@ def _ending(env: Watched) -> Verdict:
     env.reset(0)
     for step, action in enumerate(itertools.islice(env.actions(0), 10_000), start=1):
         if any(env.step(action)[2:]):
-            return Verdict("episodes end", True, f"one did after {step} steps; there is no limit")
-    detail = "not within 10,000 random steps, and there is no limit. Give it one with --max-episode-steps N"
+            return Verdict("episodes end", True, f"after {step} steps in a test; there is no time limit")
+    detail = "not within 10,000 random steps, and there is no time limit. Set one with --max-episode-steps N"
     return Verdict("episodes end", False, detail)
 
 
@@ -229,16 +227,16 @@ def _speed(env: Watched, seconds: float) -> Iterator[Verdict]:
             break
     per_step, per_reset = (env.spent[name] / env.calls[name] * 1e6 for name in ("step", "reset"))
     yield Verdict("speed", None, f"{per_step:.0f} µs a step, {per_reset:.0f} µs a reset")
-    # Wide enough that the forward pass takes a tenth of a lane's time, within reason.
+    # Wide enough for the forward pass to take at most a tenth of a lane's time, up to 32.
     width = next((w for w in (4, 8, 16, 32) if ACT_MICROSECONDS / w <= 0.1 * per_step), 32)
     cores = available_cores()
     yield Verdict(
-        "suits", None, f"--width {width}, and up to {cores} workers here (one per core, never more than lanes)"
+        "suits", None, f"--width {width}, and up to {cores} workers here (one per core, at most one per lane)"
     )
 
 
 def _leak(env: Watched, seconds: float) -> Verdict:
-    """Memory after many resets, beside memory after some: caches fill first."""
+    """Compare memory after many resets with memory after a few, when caches are full."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return Verdict("memory", None, "not measured: this system has no /proc")
@@ -255,18 +253,18 @@ def _leak(env: Watched, seconds: float) -> Verdict:
             count += 1
         return count
 
-    reset_for(seconds / 2)  # caches fill
+    reset_for(seconds / 2)  # to fill caches
     before = megabytes()
     count = reset_for(seconds / 2)
     half = megabytes()
     count += reset_for(seconds / 2)
     grown = megabytes() - before
-    if grown >= LEAK_MEGABYTES and (grown - (half - before)) >= grown / 4:  # a leak goes on; the allocator settles
+    if grown >= LEAK_MEGABYTES and (grown - (half - before)) >= grown / 4:  # a leak continues, the allocator settles
         keep = max(1, int(50 * count / grown))  # episodes that cost 50 MB
-        rate = f"{grown / count * 1000:.1f} MB more for every 1,000 episodes"
-        return Verdict("memory", False, f"{rate}. Keep it at 50 MB with --recreate-after {keep}")
-    if count < 200:  # what is not seen may be 20 MB for 1,000 episodes, or more
+        rate = f"grows by {grown / count * 1000:.1f} MB per 1,000 episodes"
+        return Verdict("memory", False, f"{rate}. Limit it to 50 MB with --recreate-after {keep}")
+    if count < 200:  # a leak of 20 MB per 1,000 episodes could go unnoticed
         longer = math.ceil(seconds * 200 / max(count, 1))
-        return Verdict("memory", None, f"not known after only {count} resets; for more, type --seconds {longer}")
+        return Verdict("memory", None, f"not measured: {count} resets are too few. Try --seconds {longer}")
     unseen = LEAK_MEGABYTES / count * 1000
-    return Verdict("memory", True, f"no growth over {count:,} resets (less than {unseen:.2g} MB for every 1,000)")
+    return Verdict("memory", True, f"no growth over {count:,} resets (less than {unseen:.2g} MB per 1,000)")

@@ -51,7 +51,7 @@ def evaluate(
 def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: bool = False) -> Scores:
     """Play `count` episodes with a policy on an engine."""
     spec = EnvSpec(**saved.env)
-    env = replace(spec, vector=None).to_tree()
+    env = replace(spec, vector=None).to_record()
     if spec.vector:
         _refuse_others(engine.submit(describe, env).result(), saved)
     weights = engine.share(saved.weights)

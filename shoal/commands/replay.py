@@ -29,7 +29,7 @@ from shoal.algos.base import Step
 from shoal.base import disk, trees
 from shoal.base.trees import Tree
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, make
+from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import CheckpointFault, DiskFault, UsageError
 from shoal.learning import xla
 from shoal.policies.policy import Policy
@@ -291,7 +291,7 @@ def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
 
     With `break_at` a debugger stops before that step, and where the environment raises.
     """
-    fresh = make(env)
+    fresh = make_env(env)
     answers: list[Answer] = []
     step, difference, total = -1, "", 0.0
 

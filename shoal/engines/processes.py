@@ -13,7 +13,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.base.backoff import Backoff
-from shoal.base.host import WORKER_ENVIRONMENT, available_cores, python_path
+from shoal.base.host import WORKER_ENVIRONMENT, available_cores, module_command, python_path
 from shoal.engines import wire
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
@@ -136,8 +135,8 @@ class ProcessTransport:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)  # `-P` below: files in the user's folder must not shadow the worker's own modules
-        command = [sys.executable, "-P", "-m", "shoal.engines.worker", str(theirs.fileno()), str(os.getpid())]
+        ours.setblocking(False)
+        command = module_command("shoal.engines.worker", str(theirs.fileno()), str(os.getpid()))
         try:
             # A session of its own keeps the terminal's Ctrl-C away and lets `_end` reach the worker's children too.
             popen = subprocess.Popen(

@@ -1,1 +1,1 @@
-"""Environments."""
+"""Environments: how to make them by name, and those that Shoal brings along."""

@@ -1,4 +1,4 @@
-"""Go on a small board against an opponent, with the rules of OpenSpiel (positional superko, area scoring)."""
+"""Go on a 9x9 board against an opponent, with OpenSpiel's rules (positional superko, area scoring)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from shoal.errors import EnvironmentFault
 
 SIZE = 9
 PASS = SIZE * SIZE
-COLUMNS = "ABCDEFGHJ"  # without I, as everywhere in Go
+COLUMNS = "ABCDEFGHJ"  # Go skips the letter I
 PROGRAMS = {
-    # Rules as here: area scoring, where stones that nobody takes count as alive, and no position twice.
+    # The same rules as here: area scoring in which stones not captured are alive, and positional superko.
     "gnugo": "gnugo --mode gtp --level 1 --chinese-rules --capture-all-dead --positional-superko",
 }
-"""Opponents with a name, and the command of each."""
-_LONGEST = 10_000  # moves in all after which OpenSpiel would end a game; the time limit is Gymnasium's business
+"""Named opponents and their commands."""
+_LONGEST = 10_000  # moves after which OpenSpiel ends a game; never reached, because Gymnasium's time limit is shorter
 
 
 class Go(gymnasium.Env[np.ndarray, Any]):
-    """One player of a game; the other is part of the environment.
+    """The agent plays one colour; the opponent is part of the environment.
 
-    Observation (6, 9, 9) uint8, each 0 or 255: own stones, the other's stones, where one may play, where the other has
-    just played; then, all over, whether the other has just passed, and whether one is black. Rows are ranks from 1 up.
-    Action: the point at 9 * row + column, or 81 to pass. `info["action_mask"]` (82,) has a 1 for each that is legal.
-    Reward: 1 for a game that is won and -1 for one that is lost, at its end; 0 else, also when it is cut off.
+    Observation (6, 9, 9) uint8 of 0 and 255: own stones, the opponent's stones, legal points, the opponent's last move;
+    then two constant planes: the opponent has just passed, the agent is black. Row 0 is rank 1 of the board.
+    Action: 9 * row + column of a point, or 81 to pass. `info["action_mask"]` (82,) is 1 for each legal action.
+    Reward at the end of a game: 1 for a win, -1 for a loss. It is 0 otherwise, also when the game is truncated.
 
-    opponent   "random": any legal move, from the episode's seed. "gnugo", or the command of any program that speaks the
-               Go Text Protocol: whether that is deterministic, `shoal check-env` tells
-    colour     one's own: "black" plays first
+    opponent   "random": uniform over legal moves, from the episode's seed. "gnugo", or the command of any program that
+               speaks the Go Text Protocol; `shoal check-env` tests whether it is deterministic
+    colour     of the agent: "black" plays first
     komi       points that white gets
-    illegal    an illegal move "lose"s the game, or is replaced by a "random" one
-    timeout    seconds that a program has for an answer
+    illegal    an illegal move "lose"s the game, or is replaced by a "random" legal one
+    timeout    seconds that a program has to answer
     """
 
     observation_space = gymnasium.spaces.Box(0, 255, (6, SIZE, SIZE), np.uint8)
@@ -52,7 +52,7 @@ class Go(gymnasium.Env[np.ndarray, Any]):
             import pyspiel
         except ImportError:
             raise gymnasium.error.DependencyNotInstalled(
-                "OpenSpiel, for the rules of Go. To install it, type: pip install 'shoal[go]'"
+                "OpenSpiel, for the rules of Go. Install it: pip install 'shoal[go]'"
             ) from None
         problems = [
             f"{name} must be {' or '.join(allowed)}, not {value!r}"
@@ -70,12 +70,12 @@ class Go(gymnasium.Env[np.ndarray, Any]):
         self._me = 0 if colour == "black" else 1
         self._komi, self._illegal = komi, illegal
         self._program = None if opponent == "random" else Program(PROGRAMS.get(opponent, opponent), timeout)
-        self._answer: int | None = None  # the other's last move
+        self._answer: int | None = None  # the opponent's last move
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """A new game. If one is white, the other has played first."""
+        """Start a new game. If the agent is white, the opponent plays first."""
         super().reset(seed=seed)
         self._state: Any = self._game.new_initial_state()
         self._answer = None
@@ -86,7 +86,7 @@ class Go(gymnasium.Env[np.ndarray, Any]):
         return self._observe()
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Play, and have the other play."""
+        """Play a move and the opponent's reply."""
         move = int(action)
         legal = self._state.legal_actions()
         if move not in legal:
@@ -104,12 +104,11 @@ class Go(gymnasium.Env[np.ndarray, Any]):
         return observation, reward, over, False, info
 
     def close(self) -> None:
-        """End the opponent's program."""
         if self._program is not None:
             self._program.close()
 
     def _reply(self) -> int | None:
-        """The other's move, or None if it resigns."""
+        """Play and return the opponent's move, or return None if it resigns."""
         legal = self._state.legal_actions()
         if self._program is None:
             move = int(self.np_random.choice(legal))
@@ -120,8 +119,8 @@ class Go(gymnasium.Env[np.ndarray, Any]):
             point = _point(answer)
             if point is None or point not in legal:
                 raise EnvironmentFault(
-                    f"the opponent plays {answer!r}, which is no legal move in\n{self._state}\nIts rules may be "
-                    f"others: here no position may come back (positional superko), and there is no suicide"
+                    f"the opponent plays {answer!r}, which is not a legal move in\n{self._state}\nIt may play by other "
+                    f"rules: here no position may repeat (positional superko) and suicide is illegal"
                 )
             move = point
         self._state.apply_action(move)
@@ -151,7 +150,7 @@ def _vertex(move: int) -> str:
 
 
 def _point(vertex: str) -> int | None:
-    """The action of a vertex such as D4, or None if it is none."""
+    """Action of a vertex such as D4, or None if it is not a vertex."""
     if vertex.lower() == "pass":
         return PASS
     column, rank = COLUMNS.find(vertex[:1].upper()), vertex[1:]

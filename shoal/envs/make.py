@@ -1,4 +1,4 @@
-"""Environments by name: how a worker makes one, and what the head has to know of it."""
+"""Make environments by name, and check a name before anything is made."""
 
 from __future__ import annotations
 
@@ -10,47 +10,64 @@ import re
 import sys
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, cast
 
 import gymnasium
 import numpy as np
 
-from shoal.base.trees import Tree
 from shoal.engines.functions import refuse_module
 from shoal.errors import EnvironmentFault, MissingExtra, ShoalError, UsageError
+
+Env: TypeAlias = gymnasium.Env[Any, Any]
+"""A single environment, whatever its observations and actions are."""
+
+
+class EnvRecord(TypedDict):
+    """`EnvSpec` as plain data, in tasks and in saved policies. The fields are those of `EnvSpec`."""
+
+    id: str
+    kwargs: dict[str, Any]
+    max_episode_steps: int | None
+    recreate_after: int
+    step_limit: int
+    vector: str | None
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """An environment by name. Plain data: it travels to workers and is stored with the run."""
+    """An environment by name. Plain data: it is sent to workers and stored with the run."""
 
     id: str
-    """A Gymnasium id, also as `module:Env-v0`, which imports the module first."""
+    """A Gymnasium id, or `module:Env-v0` to import the module that registers it first."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     max_episode_steps: int | None = None
-    """Truncate episodes after this many steps; None keeps the environment's own limit."""
+    """Truncate episodes after this many steps (default: the environment's own limit)."""
     recreate_after: int = 0
-    """Make the environment anew after this many episodes, for those that leak memory; 0 never does."""
+    """Re-create the environment after this many episodes, for those that leak memory (0: never)."""
     step_limit: int = 100_000
-    """An episode longer than this is an error: the environment never ends."""
+    """Raise an error if an episode is longer than this: it would probably never end."""
     vector: str | None = None
-    """Step lanes as one native vector environment: "envpool", or "gymnasium" for the environment's own vector form."""
+    """Step each lane as one native vector environment: "envpool", or "gymnasium" for the `vector_entry_point` that the
+    environment registers."""
 
-    def to_tree(self) -> Tree:
-        """Plain data."""
-        return dataclasses.asdict(self)
+    def to_record(self) -> EnvRecord:
+        return cast("EnvRecord", dataclasses.asdict(self))
+
+    @staticmethod
+    def from_record(record: EnvRecord) -> EnvSpec:
+        return EnvSpec(**record)
 
 
-def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
-    """The environment, with Dict, Tuple and Discrete observations flattened into one row of numbers.
+def make_env(spec: EnvSpec) -> Env:
+    """Make an environment, with Dict, Tuple and Discrete observations flattened to a vector.
 
-    Gymnasium's wrappers for the time limit and the order of calls are left out where they are outermost: a lane keeps
-    the time itself (`time_limit`) and always resets first, and each wrapper costs a call per step.
+    Gymnasium's TimeLimit and OrderEnforcing wrappers are omitted where they are outermost, since each costs a call per
+    step: a lane enforces the limit itself (`time_limit`) and always resets first.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice on newer versions of an environment would come once per slot
+            warnings.simplefilter("ignore")  # Gymnasium would recommend a newer version once per slot
             record = registered(spec)
             lean = not record.additional_wrappers
             if lean:
@@ -75,33 +92,33 @@ def make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
         flat = gymnasium.spaces.utils.flatten_space(space)
         if not isinstance(flat, gymnasium.spaces.Box):
             raise UsageError(
-                f"the observation space {space} of {spec.id} is not supported: it has no fixed size. "
-                f"Shoal takes Box, Discrete, and Dict or Tuple of these"
+                f"the observation space {space} of {spec.id} is not supported, because its size is not fixed. "
+                f"Supported spaces: Box, Discrete, and Dict or Tuple of these"
             )
         return gymnasium.wrappers.FlattenObservation(env)
     return env
 
 
 def time_limit(spec: EnvSpec) -> int | None:
-    """Steps after which a lane cuts an episode off; None where there is no limit or the environment keeps it itself."""
+    """Steps after which a lane truncates an episode; None without a limit or if the environment enforces it itself."""
     record = registered(spec)
     if record.additional_wrappers:
         return None
     return spec.max_episode_steps or record.max_episode_steps
 
 
-# Namespaces whose module nobody wants to spell as module:Env-v0
+# Namespaces that need no module: prefix, and the module that registers their environments
 _REGISTERED_BY = {"ALE": "ale_py", "shoal": "shoal.envs.own"}
 
 
 def _module_and_id(name: str) -> tuple[str, str]:
-    """What to import so that an environment is registered (or nothing), and its plain id."""
+    """Split a name into the module to import first ("" for none) and the plain Gymnasium id."""
     module, _, plain = name.rpartition(":")
     return module or _REGISTERED_BY.get(plain.partition("/")[0], ""), plain
 
 
 def registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
-    """A copy of Gymnasium's own record of an environment."""
+    """Return a copy of Gymnasium's spec of an environment."""
     module, plain = _module_and_id(spec.id)
     if module:
         if module not in _REGISTERED_BY.values():
@@ -110,11 +127,11 @@ def registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
     return copy.deepcopy(gymnasium.spec(plain))
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def _calm(record: gymnasium.envs.registration.EnvSpec) -> None:
-    """MuJoCo repeats its warnings for every environment and logs them in the working folder; ALE prints a banner."""
+    """Silence MuJoCo, which repeats its warnings per environment and logs to the working folder, and ALE's banner."""
     maker = str(record.entry_point)
     try:
         if "mujoco" in maker:
@@ -126,25 +143,25 @@ def _calm(record: gymnasium.envs.registration.EnvSpec) -> None:
 
             ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     except ImportError:
-        return  # Gymnasium says what to install when the environment is made
+        return  # making the environment raises an error that names the package to install
 
 
 def _warn_once(message: str) -> None:
     kind = re.split(r"\d", message)[0]  # the numbers differ each time
-    if "deprecated" in message or kind in _said:  # deprecated parts of Gymnasium's models are not the user's to mend
+    if "deprecated" in message or kind in _warned:  # users cannot fix deprecated parts of Gymnasium's models
         return
-    _said.add(kind)
+    _warned.add(kind)
     print(f"MuJoCo warns: {message}", file=sys.stderr)
 
 
 def observation_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:
-    """As observations are kept and sent: as they are, except that float64 is cut to the float32 that networks use."""
+    """Dtype in which observations are stored and sent: the space's own, but float32 (as networks use) for float64."""
     dtype = np.dtype(space.dtype)
     return np.dtype(np.float32) if dtype == np.float64 else dtype
 
 
-def check_id(name: str) -> list[str]:
-    """What is wrong with an environment's name, found without making it."""
+def env_problems(name: str) -> list[str]:
+    """Describe what is wrong with an environment's name, without making the environment."""
     module, plain = _module_and_id(name)
     try:
         with warnings.catch_warnings():
@@ -155,12 +172,12 @@ def check_id(name: str) -> list[str]:
     except gymnasium.error.Error as error:
         near = difflib.get_close_matches(plain, gymnasium.registry, n=2, cutoff=0.7)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        hint += "" if module else " If a module of yours registers it, name it as module:Env-v0"
+        hint += "" if module else " If your own module registers it, use module:Env-v0"
         return [f"there is no environment {plain!r}. {error}{hint}"]
     except ModuleNotFoundError as error:
         if error.name == "ale_py":
-            return [f"{plain} needs the Atari emulator. To install it, type: pip install 'shoal[atari]'"]
+            return [f"{plain} needs the Atari emulator. Install it: pip install 'shoal[atari]'"]
         return [f"the module {module} of the environment {plain} cannot be imported: {error}"]
-    except Exception as error:  # whatever the user's module raises when it is imported
+    except Exception as error:  # importing the user's module may raise anything
         return [f"the module {module} of the environment {plain} cannot be imported: {type(error).__name__}: {error}"]
     return []

@@ -1,4 +1,4 @@
-"""Shoal's own environments. Importing this registers them with Gymnasium; `make` does so for every `shoal/...`."""
+"""Shoal's own environments. Importing this module registers them; `make_env` imports it for every `shoal/...`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ENVIRONMENTS = {
     "shoal/Go9x9-v0": ("shoal.envs.go:Go", 100, None),
     "shoal/PendulumPartial-v1": ("shoal.envs.partial:pendulum", 200, None),
 }
-"""Id of each, what makes it, steps after which an episode is cut off, and the return from which it counts as solved."""
+"""Id -> entry point, maximum episode steps, and the return from which the environment counts as solved."""
 
 for name, (entry_point, steps, solved) in ENVIRONMENTS.items():
     gymnasium.register(name, entry_point=entry_point, max_episode_steps=steps, reward_threshold=solved)

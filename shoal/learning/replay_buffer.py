@@ -1,10 +1,10 @@
-"""The replay buffer: the newest steps of all slots in arrays of a fixed size, drawn from at random. NumPy, on the head.
+"""The replay buffer: the newest steps of all slots, in NumPy arrays of a fixed size on the head.
 
-A row is one step of every slot, because all slots take the same number of steps in a round; rows are a ring. An
-observation is stored once: what followed a step stands in the next row, and one row more than there are steps holds
-what is acted on next. Only where an episode was cut off does the next row belong to another episode; the observation
-that it ended with is kept beside. Nothing that was there at the end of a round is overwritten by the next round, so
-a state can be written out at any time until then.
+A row is one step of every slot, since all slots take the same number of steps in a round. The rows form a ring buffer.
+Each observation is stored once: the next observation of a step is in the next row, and one extra row holds the
+observations to act on next. Where an episode was truncated the next row belongs to another episode, so final
+observations of truncated episodes are stored separately. A round never overwrites rows that were valid when the round
+before it ended, so a state can still be written out while the next round is added.
 """
 
 from __future__ import annotations
@@ -14,104 +14,129 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from shoal.base.memory import in_words
-from shoal.base.trees import Tree
+from shoal.base.memory import format_bytes
 from shoal.errors import UsageError
 
 log = logging.getLogger("shoal.buffer")
 
-TERMINATED, CUT = 1, 2  # how an episode ended at a step; 0: it went on
+TERMINATED, TRUNCATED = 1, 2  # how an episode ended at a step; 0: it continued
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How large a buffer is, known before any of it is allocated."""
+    """The dimensions of a buffer, known before any of it is allocated."""
 
     size: int
-    """Steps that can be drawn, at least."""
+    """Capacity: the minimum number of steps that can be drawn, once it is full."""
     slots: int
     round_rows: int
-    """Steps that each slot takes in a round."""
+    """Steps per slot and round."""
     shape: tuple[int, ...]
+    """Of one observation."""
     dtype: str
-    """Of one observation, as the environment gives it."""
+    """Of observations."""
     prioritised: bool = False
 
     @property
     def rows(self) -> int:
-        """Steps of each slot that can be drawn."""
+        """Steps per slot that can be drawn."""
         return -(-self.size // self.slots)
 
     @property
     def ring(self) -> int:
-        """Rows in memory: a round more, so that one can be written while the state before it is still whole."""
+        """Rows in memory: a round more, so that adding one leaves the previous state intact."""
         return self.rows + self.round_rows + 1
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of one step: observation, action, reward, and whether an episode ended."""
+        """Bytes per step: observation, action, reward and how the episode ended, if it did."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize + 4 + 4 + 1
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole buffer, but for one observation more for each episode in it that was cut off."""
+        """Bytes of the whole buffer, without the final observations of truncated episodes."""
         tree = 16 * _power_of_two(self.ring * self.slots) if self.prioritised else 0
         return self.ring * self.slots * self.step_bytes + tree
 
     def check(self, available: int | None) -> None:
-        """Say how much memory the buffer takes, and refuse one that does not fit into what is `available`."""
-        # A checkpoint holds the buffer: put in order, as the bytes of each array, and as one block.
+        """Log how much memory the buffer takes, and raise if it exceeds the `available` bytes."""
+        # A checkpoint makes three copies: rows in order, the bytes of each array, and one block of all of them.
         peak = 4 * self.bytes
         needs = (
-            f"the replay buffer of {self.size:,} steps takes {in_words(self.bytes)} ({self.step_bytes:,} bytes a step)"
+            f"the replay buffer of {self.size:,} steps takes {format_bytes(self.bytes)} "
+            f"({self.step_bytes:,} bytes a step), and {format_bytes(peak)} in all while a checkpoint is written"
         )
-        _say(f"{needs}, and {in_words(peak)} in all while a checkpoint is written")
+        _log_once(needs)
         if available is not None and peak > available:
             fits = int(self.size * 0.9 * available / peak)
             raise UsageError(
-                f"{needs}, and {in_words(peak)} in all while a checkpoint is written, but this machine has "
-                f"{in_words(available)} available. Use a smaller one: --buffer-size {fits}"
+                f"{needs}, but this machine has {format_bytes(available)} available. "
+                f"Use a smaller one: --buffer-size {fits}"
             )
 
 
 class Transitions(NamedTuple):
-    """From one observation to another, with what happened between: arrays of one shape (...) in front."""
+    """n-step transitions: arrays with the same leading dimensions (...)."""
 
     observations: np.ndarray
+    """(..., *shape)"""
     actions: np.ndarray
-    """int32"""
+    """(...) int32"""
     returns: np.ndarray
-    """Discounted sum of the rewards until the next observation, float32."""
+    """(...) float32: discounted sum of the rewards before `following`."""
     following: np.ndarray
-    """The observation n steps later, or the last one of an episode that ended before."""
+    """(..., *shape): the observation n steps later, or the final one of an episode that ended earlier."""
     discounts: np.ndarray
-    """What the value of `following` counts: 0 after a termination, float32."""
+    """(...) float32: factor of the value of `following`; 0 after a termination."""
     weights: np.ndarray
-    """What makes up for being drawn more often than others: 1 unless the buffer is prioritised. float32."""
+    """(...) float32: importance-sampling weights; 1 unless the buffer is prioritised."""
+
+
+class BufferState(TypedDict):
+    """The buffer's part of a checkpoint: `rows` steps of `slots` slots, oldest row first."""
+
+    written: int
+    """Rows written since the run began."""
+    observations: np.ndarray
+    """(rows + 1, slots, *shape): the last row is what will be acted on next."""
+    actions: np.ndarray
+    """(rows, slots) int32"""
+    rewards: np.ndarray
+    """(rows, slots) float32"""
+    ends: np.ndarray
+    """(rows, slots) uint8: 0, TERMINATED or TRUNCATED"""
+    final_keys: np.ndarray
+    """(n,) int64: row * slots + slot of the last step of each truncated episode, ascending"""
+    finals: np.ndarray
+    """(n, *shape): final observations of these episodes"""
+    priorities: NotRequired[np.ndarray]
+    """(rows, slots) float64, if the buffer is prioritised"""
+    top: NotRequired[float]
+    """The highest priority so far, if the buffer is prioritised."""
 
 
 class ReplayBuffer:
-    """The last `layout.size` steps, and transitions of up to `n_step` steps drawn from them."""
+    """The last `layout.size` steps, from which transitions of up to `n_step` steps are drawn."""
 
     def __init__(
         self, layout: Layout, gamma: float, n_step: int = 1, alpha: float = 0.0, beta: float = 0.0,
-        state: Tree | None = None,
+        state: BufferState | None = None,
     ) -> None:  # fmt: skip
         self.layout, self.n_step, self.alpha, self.beta = layout, n_step, alpha, beta
         self._powers = (gamma ** np.arange(n_step + 1)).astype(np.float32)
         places = layout.ring * layout.slots
-        # Row r of slot s stands at (r % ring) * slots + s, in all of these.
+        # Row r of slot s is at index (r % ring) * slots + s in each of these.
         self._observations = np.zeros((places, *layout.shape), layout.dtype)
         self._actions = np.zeros(places, np.int32)
         self._rewards = np.zeros(places, np.float32)
         self._ends = np.zeros(places, np.uint8)
         self._finals = _Finals(layout.shape, layout.dtype)
         self._tree = SumTree(places) if layout.prioritised else None
-        self._top = 1.0  # the highest priority so far, which new steps get
+        self._top = 1.0  # the highest priority so far, given to new steps
         self.written = 0
         """Rows written since the run began."""
         if state is not None:
@@ -124,12 +149,12 @@ class ReplayBuffer:
 
     @property
     def starts(self) -> tuple[int, int]:
-        """First row that a transition can begin at, and how many rows there are from it on."""
+        """First row at which a transition can begin, and the number of such rows."""
         oldest = max(0, self.written - self.layout.rows)
         return oldest, max(0, self.written - self.n_step + 1 - oldest)
 
     def add(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write one round: the records of all lanes, in lane order (see `lanes.Record`)."""
+        """Add one round: the records of all lanes, in lane order (see `shoal.sampling.record`)."""
         layout, first = self.layout, self.written
         rows = np.arange(first, first + layout.round_rows + 1) % layout.ring
         observations = self._observations.reshape(layout.ring, layout.slots, *layout.shape)
@@ -145,7 +170,7 @@ class ReplayBuffer:
             grids["actions"][rows[:-1], here] = record["actions"][..., 0]
             grids["rewards"][rows[:-1], here] = record["rewards"]
             times, slots, cut = record["ends"][:, 0].astype(np.int64), record["ends"][:, 1] + at, ~record["terminated"]
-            ends[rows[times], slots] = np.where(cut, CUT, TERMINATED)
+            ends[rows[times], slots] = np.where(cut, TRUNCATED, TERMINATED)
             keys.append((first + times[cut]) * layout.slots + slots[cut])
             finals.append(record["finals"][cut])
             at = here.stop
@@ -156,9 +181,9 @@ class ReplayBuffer:
             self._offer(startable)
 
     def draw(self, rng: np.random.Generator, steps: int, batch: int) -> tuple[Transitions, np.ndarray]:
-        """Transitions (steps, batch) for many gradient steps at once, all from the buffer as it is now.
+        """Draw transitions (steps, batch) for several gradient steps at once.
 
-        The second array says where they stand, for `reweigh`.
+        The second array (steps, batch) is their indices in the buffer, for `reweigh`.
         """
         first, count = self.starts
         slots = self.layout.slots
@@ -168,7 +193,7 @@ class ReplayBuffer:
             return self.transitions(rows, slot), rows % self.layout.ring * slots + slot
         places, chances = self._tree.draw(rng, steps, batch)
         rows, slot = np.divmod(places, slots)
-        # Of all rows that ever stood there, the newest one that a transition can begin at.
+        # Of all rows that were ever stored at that index, the newest at which a transition can begin.
         newest = first + count - 1
         rows = newest - (newest - rows) % self.layout.ring
         weights = (count * slots * chances) ** -self.beta
@@ -176,7 +201,7 @@ class ReplayBuffer:
         return self.transitions(rows, slot)._replace(weights=weights.astype(np.float32)), places
 
     def transitions(self, rows: np.ndarray, slots: np.ndarray) -> Transitions:
-        """The transitions that begin at these rows of these slots, which must be in the buffer."""
+        """Return the transitions that begin at these rows of these slots, which must be in the buffer."""
         width, size = self.layout.slots, self.layout.ring * self.layout.slots
         begin = rows * width + slots
         places = begin % size
@@ -191,7 +216,7 @@ class ReplayBuffer:
             going &= self._ends[at] == 0
         end = self._ends[last % size]
         next_observations = self._observations[(last + width) % size]
-        cut = end == CUT
+        cut = end == TRUNCATED
         if cut.any():
             next_observations[cut] = self._finals.find(last[cut])
         return Transitions(
@@ -204,34 +229,34 @@ class ReplayBuffer:
         )
 
     def reweigh(self, places: np.ndarray, errors: np.ndarray) -> None:
-        """Set the priorities of drawn transitions from the size of their errors; of equals, the last one counts."""
+        """Set the priorities of drawn transitions from their TD errors; the last one wins among duplicates."""
         if self._tree is None:
-            raise ValueError("this buffer has no priorities")
+            raise ValueError("this buffer is not prioritised")
         priorities = (np.abs(errors.astype(np.float64)) + 1e-6) ** self.alpha
         self._top = max(self._top, float(priorities.max()))
         self._tree.set(places.ravel(), priorities.ravel())
 
     def _offer(self, before: tuple[int, int]) -> None:
-        """Give rows that can now be drawn the highest priority, and those that no longer can none."""
+        """Give rows that can now be drawn the highest priority, and those that no longer can priority 0."""
         if self._tree is None:
             return
         (old_first, old_count), (first, count) = before, self.starts
         gone = np.arange(old_first, first)
-        come = np.arange(max(first, old_first + old_count), first + count)
-        priorities = np.repeat([0.0, self._top], [len(gone), len(come)])
-        rows = np.concatenate([gone, come]) % self.layout.ring
+        new = np.arange(max(first, old_first + old_count), first + count)
+        priorities = np.repeat([0.0, self._top], [len(gone), len(new)])
+        rows = np.concatenate([gone, new]) % self.layout.ring
         places = rows[:, None] * self.layout.slots + np.arange(self.layout.slots)
         self._tree.set(places.ravel(), np.repeat(priorities, self.layout.slots))
 
-    def state(self) -> Callable[[], Tree]:
-        """A function that gives all of the buffer as it is now, oldest row first. Good until the next but one `add`."""
+    def state(self) -> Callable[[], BufferState]:
+        """Return a function that copies the buffer as it is now. It stays valid until the second `add` from now."""
         written, oldest, top = self.written, self.starts[0], self._top
         finals = self._finals.since(oldest * self.layout.slots)
         priorities = None if self._tree is None else self._tree.leaves.copy()
 
-        def tree() -> Tree:
+        def tree() -> BufferState:
             rows = np.arange(oldest, written + 1) % self.layout.ring
-            state: Tree = {
+            state: BufferState = {
                 "written": written,
                 "observations": self._by_row(self._observations)[rows],
                 "actions": self._by_row(self._actions)[rows[:-1]],
@@ -242,12 +267,12 @@ class ReplayBuffer:
             }
             if priorities is not None:
                 places = priorities[: self.layout.ring * self.layout.slots]
-                state |= {"priorities": self._by_row(places)[rows[:-1]], "top": top}
+                state["priorities"], state["top"] = self._by_row(places)[rows[:-1]], top
             return state
 
         return tree
 
-    def _restore(self, state: Tree) -> None:
+    def _restore(self, state: BufferState) -> None:
         self.written = state["written"]
         rows = np.arange(self.written - len(state["actions"]), self.written + 1) % self.layout.ring
         self._by_row(self._observations)[rows] = state["observations"]
@@ -265,15 +290,15 @@ class ReplayBuffer:
 
 
 class _Finals:
-    """Observations that episodes ended with when they were cut off, by row * slots + slot of their last step."""
+    """Final observations of truncated episodes, by row * slots + slot of their last step."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
-        self._keys = np.zeros(16, np.int64)  # in rising order
+        self._keys = np.zeros(16, np.int64)  # ascending
         self._observations = np.zeros((16, *shape), dtype)
         self._count = 0
 
     def add(self, keys: np.ndarray, observations: np.ndarray, oldest: int) -> None:
-        """Append. When there is no room left, those before `oldest` go, and the rest moves to larger arrays."""
+        """Append. If there is no room left, drop keys below `oldest` and move the rest to larger arrays."""
         if self._count + len(keys) > len(self._keys):
             kept_keys, kept = self.since(oldest)
             self._count = len(kept_keys)
@@ -287,19 +312,22 @@ class _Finals:
         self._count = end
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The observations of these keys."""
+        """Look up the observations of these keys."""
         found: np.ndarray = self._observations[np.searchsorted(self._keys[: self._count], keys)]
         return found
 
     def since(self, oldest: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and observations from `oldest` on, as views: what is appended later leaves them as they are."""
+        """Return views of the keys and observations from `oldest` on, which later additions leave unchanged."""
         first = int(np.searchsorted(self._keys[: self._count], oldest))
         return self._keys[first : self._count], self._observations[first : self._count]
 
 
 class SumTree:
-    """Priorities of places, with the sum of any range a few additions away. A node is always the sum of its children,
-    computed anew, so that the same priorities make the same tree however they came about."""
+    """Priorities of places in a binary tree of partial sums, to draw from in logarithmic time.
+
+    A change recomputes each node above it as the sum of its two children, so that equal priorities give the same bits
+    in every node, whatever the order of the changes.
+    """
 
     def __init__(self, places: int) -> None:
         self._size = _power_of_two(places)
@@ -307,32 +335,31 @@ class SumTree:
 
     @property
     def leaves(self) -> np.ndarray:
-        """Priority of each place; 0 for those that cannot be drawn."""
+        """Priority of each place, padded to a power of two; 0 for places that cannot be drawn."""
         return self._nodes[self._size :]
 
     @property
     def total(self) -> float:
-        """Sum of all priorities."""
         return float(self._nodes[1])
 
     def set(self, places: np.ndarray, priorities: np.ndarray) -> None:
-        """Change priorities; of equal places the last one counts."""
+        """Change priorities; the last one wins among duplicate places."""
         at = places + self._size
         self._nodes[at] = priorities
-        while len(at) and at[0] > 1:  # all places are equally deep
+        while len(at) and at[0] > 1:  # all leaves have the same depth
             at = at >> 1
             self._nodes[at] = self._nodes[2 * at] + self._nodes[2 * at + 1]
 
     def draw(self, rng: np.random.Generator, steps: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Places (steps, batch) drawn in proportion to their priorities, and the chance that each had.
+        """Draw places (steps, batch) in proportion to their priorities; also return their probabilities.
 
-        Each minibatch draws one from each of `batch` equal parts of the total, which spreads it evenly.
+        Sampling is stratified: each minibatch draws one place from each of `batch` equal parts of the total.
         """
         wanted = (np.arange(batch) + rng.random((steps, batch))) * (self.total / batch)
         at = np.ones((steps, batch), np.int64)
         while at[0, 0] < self._size:
             left = self._nodes[2 * at]
-            # Rounding may ask for a little more than there is; never go where nothing is.
+            # Rounding may exceed the total slightly; never descend to a node without priority.
             right = (wanted >= left) & (self._nodes[2 * at + 1] > 0)
             wanted = np.where(right, wanted - left, wanted)
             at = 2 * at + right
@@ -340,8 +367,8 @@ class SumTree:
 
 
 @functools.cache
-def _say(line: str) -> None:
-    """Once in a process, however often a run is started in it."""
+def _log_once(line: str) -> None:
+    """Log a line once per process, even if several runs are started in it."""
     log.info("%s", line)
 
 

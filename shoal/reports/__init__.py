@@ -1,1 +1,1 @@
-"""From metrics to tables and pictures."""
+"""Tables and figures made from metrics."""

@@ -1,4 +1,4 @@
-"""Learning curves as an SVG: panels side by side with one scale for returns, lines, and bands around them."""
+"""Learning curves as an SVG: panels next to each other that share one scale of returns."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PANEL, GAP, LEFT, RIGHT, TOP, HEIGHT, BOTTOM = 380, 46, 66, 18, 62, 250, 50
-LONE = 690  # width of a panel that stands alone
-LETTER = 7.2  # width of one, about
+LONE = 690  # width of a single panel
+LETTER = 7.2  # approximate width of a character
 
-# Of Okabe and Ito: told apart with every kind of colour vision, and by lightness in grey.
+# Okabe and Ito's palette: distinguishable with any kind of colour vision, and by lightness in greyscale.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9")
-DASHES = ("", "7 3", "2 3", "10 3 2 3")  # one for each round through the colours
+DASHES = ("", "7 3", "2 3", "10 3 2 3")  # one for each pass through the colours
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of points (x, return), and a band (x, lowest, highest) around it if there is one."""
+class Curve:
+    """A line of points (x, return), and optionally a band of (x, lowest, highest) around it."""
 
     label: str
     points: Sequence[Sequence[float]]
@@ -27,22 +27,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over one axis."""
+    """Curves over the same x axis."""
 
     axis: str
-    """What x is, in words."""
-    lines: Sequence[Line]
+    """Label of the x axis."""
+    curves: Sequence[Curve]
 
 
-def draw(title: str, panels: Sequence[Panel]) -> str:
-    """The picture. Lines with the same place in their panels have the same colour, and one label for all panels."""
+def draw_curves(title: str, panels: Sequence[Panel]) -> str:
+    """Draw the figure. Curves with the same index have the same colour in all panels and share one legend entry."""
     width = LONE if len(panels) == 1 else PANEL
     total = LEFT + len(panels) * width + (len(panels) - 1) * GAP + RIGHT
-    labels = [line.label for line in panels[0].lines]
+    labels = [curve.label for curve in panels[0].curves]
     legend, rows = _legend(labels, total)
     top = TOP + 20 * (rows - 1)
     high = top + HEIGHT + BOTTOM
-    returns = [y for panel in panels for line in panel.lines for _, *ys in (*line.points, *line.band) for y in ys]
+    returns = [y for panel in panels for curve in panel.curves for _, *ys in (*curve.points, *curve.band) for y in ys]
     lowest, highest, step = _scale(min(returns), max(returns), 5)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {high}" font-family="sans-serif" '
@@ -62,7 +62,7 @@ def _panel(
     panel: Panel, left: int, top: int, width: int, scale: tuple[float, float, float], high: int
 ) -> list[str]:  # fmt: skip
     lowest, highest, step = scale
-    end = max(x for line in panel.lines for x, *_ in line.points)
+    end = max(x for curve in panel.curves for x, *_ in curve.points)
     _, _, x_step = _scale(0.0, end, 6)
 
     def across(x: float) -> float:
@@ -89,14 +89,14 @@ def _panel(
             f'<text x="{across(x):.1f}" y="{top + HEIGHT + 18}" text-anchor="middle">{_short(x)}</text>'
         )
     parts.append(f'<line x1="{left}" y1="{top + HEIGHT}" x2="{left + width}" y2="{top + HEIGHT}" stroke="#999"/>')
-    for number, line in enumerate(panel.lines):
-        if line.band:
-            edge = [(x, top_y) for x, _, top_y in line.band] + [(x, low_y) for x, low_y, _ in reversed(line.band)]
+    for number, curve in enumerate(panel.curves):
+        if curve.band:
+            edge = [(x, top_y) for x, _, top_y in curve.band] + [(x, low_y) for x, low_y, _ in reversed(curve.band)]
             colour, _ = _style(number)
             parts.append(f'<polygon points="{path(edge)}" fill="{colour}" fill-opacity="0.16"/>')
-    for number, line in enumerate(panel.lines):
+    for number, curve in enumerate(panel.curves):
         parts.append(
-            f'<polyline points="{path([(x, y) for x, y in line.points])}" fill="none" {_stroke(number)} '
+            f'<polyline points="{path([(x, y) for x, y in curve.points])}" fill="none" {_stroke(number)} '
             f'stroke-linejoin="round"/>'
         )
     parts.append(
@@ -106,7 +106,7 @@ def _panel(
 
 
 def _legend(labels: Sequence[str], total: int) -> tuple[list[str], int]:
-    """A line and a word for each label, in as many rows as it takes."""
+    """Draw the legend. Returns its SVG elements and the number of rows it takes."""
     parts, x, row = [], float(LEFT), 0
     for number, label in enumerate(labels):
         wide = 34 + LETTER * len(label) + 20
@@ -131,7 +131,7 @@ def _stroke(number: int) -> str:
 
 
 def _scale(low: float, high: float, ticks: int) -> tuple[float, float, float]:
-    """Round numbers around a range, and the distance of about so many ticks: 1, 2 or 5 times a power of ten."""
+    """Round a range outwards to tick marks. Their distance, also returned, is 1, 2 or 5 times a power of ten."""
     if high - low < 1e-9:
         low, high = low - 1.0, high + 1.0
     rough = (high - low) / ticks

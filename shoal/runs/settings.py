@@ -11,7 +11,7 @@ import tyro
 from shoal import engines
 from shoal.base import validation
 from shoal.base.seeding import MAX_SEED
-from shoal.envs.make import EnvSpec, check_id
+from shoal.envs.make import EnvSpec, env_problems
 from shoal.runs.folder import check_name
 from shoal.runs.track.console import Goal
 
@@ -70,9 +70,9 @@ class Settings:
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         options = _json_object(self.engine_options)
-        found = engines.check(self.engine, self.workers, options) + check_id(self.env)
+        found = engines.check(self.engine, self.workers, options) + env_problems(self.env)
         found += check_name(self.name) if self.name is not None else []
-        found += validation.problems(
+        found += validation.field_problems(
             self,
             at_least_one=(
                 "steps", "iterations", "max_episode_steps", "step_limit", "checkpoint_every", "keep_checkpoints",

@@ -7,7 +7,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from shoal.base import seeding
-from shoal.base.trees import Tree
+from shoal.envs.make import EnvRecord
 
 
 class LaneAddress(TypedDict):
@@ -19,8 +19,7 @@ class LaneAddress(TypedDict):
     """Purpose of the episode seeds: "episode", "evaluate" or "fitness"."""
     lane: int
     width: int
-    env: Tree
-    """The environment: an `EnvSpec` as plain data."""
+    env: EnvRecord
     token: NotRequired[str]
     """Tells the lanes of different heads apart on workers that serve several. Fragments only."""
     fragment: NotRequired[int]

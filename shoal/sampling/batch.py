@@ -100,5 +100,5 @@ def _rounded(length: int) -> int:
 def merged_moments(moments: Moments, records: Sequence[LaneRecord]) -> Moments:
     """Add the moments of records, in lane order."""
     for record in records:
-        moments = moments.merge(Moments.from_tree(record["moments"]))
+        moments = moments.merge(Moments.from_record(record["moments"]))
     return moments

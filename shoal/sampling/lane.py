@@ -11,10 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import gymnasium
 import numpy as np
 
-from shoal.envs.make import EnvSpec, make, observation_dtype, time_limit
+from shoal.envs.make import Env, EnvSpec, make_env, observation_dtype, time_limit
 from shoal.errors import EnvironmentFault
 from shoal.policies.actions import Distribution
 from shoal.policies.policy import Actor
@@ -41,9 +40,9 @@ class IdleEnvs:
     """Environments that wait for the next lane: making one costs far more than resetting it."""
 
     def __init__(self) -> None:
-        self._envs: OrderedDict[str, list[gymnasium.Env[Any, Any]]] = OrderedDict()
+        self._envs: OrderedDict[str, list[Env]] = OrderedDict()
 
-    def borrow(self, spec: EnvSpec, count: int) -> list[gymnasium.Env[Any, Any]]:
+    def borrow(self, spec: EnvSpec, count: int) -> list[Env]:
         """Take idle environments, and make those that are missing."""
         key = _key(spec)
         idle = self._envs.setdefault(key, [])
@@ -51,9 +50,9 @@ class IdleEnvs:
         while len(self._envs) > _KEEP_SPECS:
             for env in self._envs.popitem(last=False)[1]:
                 env.close()
-        return [idle.pop() if idle else make(spec) for _ in range(count)]
+        return [idle.pop() if idle else make_env(spec) for _ in range(count)]
 
-    def give_back(self, spec: EnvSpec, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+    def give_back(self, spec: EnvSpec, envs: Sequence[Env]) -> None:
         """Keep environments for the next lane; close those that must be re-created, or whose kind is no longer kept."""
         idle = None if spec.recreate_after else self._envs.get(_key(spec))
         for env in envs:
@@ -72,7 +71,7 @@ class IdleEnvs:
 
 
 def _key(spec: EnvSpec) -> str:
-    return json.dumps(spec.to_tree(), sort_keys=True)
+    return json.dumps(spec.to_record(), sort_keys=True)
 
 
 class Lane(Slots):
@@ -90,7 +89,7 @@ class Lane(Slots):
         age = self._age(slot, episode)
         if self.spec.recreate_after and age and age % self.spec.recreate_after == 0:
             self.envs[slot].close()
-            self.envs[slot] = make(self.spec)
+            self.envs[slot] = make_env(self.spec)
         self.episodes[slot], self.begun[slot], self.returns[slot] = episode, self.clock, 0.0
         self.memory[slot] = 0.0
         try:
@@ -249,7 +248,7 @@ class Answer(NamedTuple):
 
 
 def play_alone(
-    env: gymnasium.Env[Any, Any], spec: EnvSpec, seed: int, actions: Sequence[Any], pause: Callable[[int], None]
+    env: Env, spec: EnvSpec, seed: int, actions: Sequence[Any], pause: Callable[[int], None]
 ) -> Iterator[Answer]:
     """Play one episode with given actions: yield the answer to its reset, then to each step up to its end.
 

@@ -93,7 +93,7 @@ class Lanes:
         """When the last batch was sampled."""
         # Tells these lanes from those of other runs, and of this run before a resume, on workers that serve both.
         self._token = os.urandom(8).hex()
-        self._seed, self._env = seed, env.to_tree()
+        self._seed, self._env = seed, env.to_record()
         self._policy = policy.to_record()
         self._vector = env.vector is not None
         self._rounds = 0

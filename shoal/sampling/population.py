@@ -92,7 +92,7 @@ class Population:
     ) -> None:  # fmt: skip
         self.engine, self.policy = engine, policy
         self.lanes, self.width = lanes, width
-        self._seed, self._env = seed, env.to_tree()
+        self._seed, self._env = seed, env.to_record()
         self._policy = policy.to_record()
         self._table = table
 
@@ -120,7 +120,7 @@ class Population:
                 future.cancel()
         moments = Moments.empty(self.policy.inputs)
         for record in records:
-            moments = moments.merge(Moments.from_tree(record["moments"]))
+            moments = moments.merge(Moments.from_record(record["moments"]))
         return Outcome(
             np.concatenate([start + record["members"] for start, record in zip(starts, records, strict=False)]),
             np.concatenate([record["returns"] for record in records]),

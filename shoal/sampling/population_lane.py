@@ -15,8 +15,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from shoal.base import seeding
-from shoal.base.moments import Moments
-from shoal.base.trees import Tree
+from shoal.base.moments import Moments, MomentsRecord
 from shoal.errors import EnvironmentFault, LearningFault
 from shoal.policies.policy import Policy, Weights
 from shoal.sampling import noise_table
@@ -57,7 +56,7 @@ class EvaluationRecord(TypedDict):
     """(episodes,) float64."""
     lengths: np.ndarray
     """(episodes,) int64."""
-    moments: Tree
+    moments: MomentsRecord
     """`Moments` of the observations acted on; empty unless the policy normalises them."""
 
 
@@ -210,7 +209,7 @@ class Tally:
             "members": np.array(members, np.int64),
             "returns": np.array(returns, np.float64),
             "lengths": np.array(lengths, np.int64),
-            "moments": self.moments.to_tree(),
+            "moments": self.moments.to_record(),
         }
 
     def _look(self) -> None:

@@ -6,8 +6,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from shoal.base.moments import Moments
-from shoal.base.trees import Tree
+from shoal.base.moments import Moments, MomentsRecord
 from shoal.errors import EnvironmentFault
 from shoal.policies.policy import Policy
 from shoal.sampling.slots import Slots
@@ -47,7 +46,7 @@ class LaneRecord(EpisodeScores):
     """(K, ...): the observation after that step, which `observations` does not contain."""
     episodes: np.ndarray
     """(K,) int64: number of each of these episodes in its slot."""
-    moments: NotRequired[Tree]
+    moments: NotRequired[MomentsRecord]
     """`Moments` of the observations acted on, if the policy normalises them."""
 
 
@@ -127,7 +126,7 @@ class LaneRecorder:
             real = np.arange(time)[:, None] < steps
             real[tuple(record["skipped"].T)] = False
             rows = [acted_on[real[:, slot], slot] for slot in range(lane.width)]
-            record["moments"] = Moments.of(np.concatenate(rows)).to_tree()
+            record["moments"] = Moments.of(np.concatenate(rows)).to_record()
         return record
 
     def _check_finite(self, what: str, values: np.ndarray) -> None:

@@ -20,7 +20,7 @@ class Slots:
 
     def __init__(self, address: LaneAddress, remembered: int = 0) -> None:
         self.address, self.width = address, address["width"]
-        self.spec = EnvSpec(**address["env"])
+        self.spec = EnvSpec.from_record(address["env"])
         self.clock = 0  # steps of the lane so far
         self.taken = 0  # steps of all its slots so far
         self.episodes = [-1] * self.width

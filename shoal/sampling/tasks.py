@@ -19,7 +19,7 @@ import numpy as np
 
 from shoal.base import seeding
 from shoal.engines import fingerprint
-from shoal.envs.make import EnvSpec, make, observation_dtype
+from shoal.envs.make import EnvRecord, EnvSpec, make_env, observation_dtype
 from shoal.envs.vector import VectorEnv
 from shoal.policies import actions
 from shoal.policies.actions import DistributionRecord
@@ -170,10 +170,10 @@ def evaluate(
     return tally.record()
 
 
-def describe(env: dict[str, object]) -> Spaces:
+def describe(env: EnvRecord) -> Spaces:
     """Make an environment and report its spaces."""
-    spec = EnvSpec(**env)  # type: ignore[arg-type]
-    made = VectorEnv(spec, [0]) if spec.vector else make(spec)
+    spec = EnvSpec.from_record(env)
+    made = VectorEnv(spec, [0]) if spec.vector else make_env(spec)
     try:
         space = made.observation_space
         return {

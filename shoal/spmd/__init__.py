@@ -1,19 +1,19 @@
-"""A training script of your own on many processes, by MPI. Guide: docs/spmd.md.
+"""Run your own training script as many processes under MPI. Guide: docs/spmd.md.
 
     from shoal import spmd
 
     spmd.launch(4)                            # run this script again as 4 processes ("ranks")
-    spmd.seed_everything(1)                   # other random numbers on each
-    batch = spmd.gather({"obs": obs, ...})    # what all have sampled, on rank 0
-    spmd.broadcast(model)                     # rank 0's weights, on all
+    spmd.seed_everything(1)                   # different random numbers on each rank
+    batch = spmd.gather({"obs": obs, ...})    # the samples of all ranks, on rank 0
+    spmd.broadcast(model)                     # rank 0's weights, on every rank
 
-With one process every call does nothing and MPI is not needed. Nothing heavy is loaded until it is used.
+With a single process every call is a no-op and MPI is not needed. Heavy packages are loaded only when they are used.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shoal.spmd.collectives import allgather, gather, mean, sum  # noqa: A004  users write spmd.sum
@@ -50,8 +50,8 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Late, so that importing this costs a script next to nothing, and `launch` comes before NumPy is loaded.
+def __getattr__(name: str) -> object:
+    # Import late: `import shoal.spmd` stays cheap, and `launch` can set thread limits before NumPy is loaded.
     for home, names in _HOMES.items():
         if name in names:
             globals()[name] = getattr(import_module(f"shoal.spmd.{home}"), name)

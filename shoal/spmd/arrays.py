@@ -1,4 +1,7 @@
-"""Values of any framework as NumPy arrays, and back. Frameworks are never imported here, only met if already loaded."""
+"""Convert values of any framework to NumPy arrays and back, without importing a framework that is not loaded yet.
+
+Values are typed `Any` where their type depends on such a framework: a PyTorch tensor, a JAX array, a Keras model.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-UNUSABLE = (TypeError, ValueError, RuntimeError)  # what frameworks raise for a value that is no plain array
+UNUSABLE = (TypeError, ValueError, RuntimeError)  # raised by frameworks for a value that is not a plain array
 
 
 def to_array(value: Any) -> np.ndarray:
-    """A C-ordered NumPy array of a value; shares its memory where it can."""
+    """Convert a value to a C-ordered NumPy array, sharing memory where possible."""
     if is_tensor(value):
         value = value.detach().cpu().numpy()
     array = np.asarray(value, order="C")
@@ -23,7 +26,7 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def like(value: Any, array: np.ndarray) -> Any:
-    """`array` as what `value` is: a tensor on its device, a JAX array, a Python number, else NumPy."""
+    """Convert `array` to the type of `value`: a tensor on the same device, a JAX array, a number, else NumPy."""
     if is_tensor(value):
         return sys.modules["torch"].from_numpy(array).to(value.device)
     if "jax" in sys.modules and isinstance(value, sys.modules["jax"].Array):
@@ -33,31 +36,31 @@ def like(value: Any, array: np.ndarray) -> Any:
     return array
 
 
-def is_tensor(value: Any) -> bool:
-    """Is this a PyTorch tensor?"""
+def is_tensor(value: object) -> bool:
+    """Whether a value is a PyTorch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def is_module(value: Any) -> bool:
-    """Is this a PyTorch module?"""
+def is_module(value: object) -> bool:
+    """Whether a value is a PyTorch module."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-@functools.cache  # 5 us each time otherwise
-def name_of(dtype: np.dtype[Any]) -> str:
-    """As people and `np.dtype` read it: float32."""
+@functools.cache  # str() takes 5 us
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Name of a dtype as `np.dtype` accepts it, such as float32."""
     return str(dtype)
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:
-    """The memory of a C-ordered array, as bytes (n,)."""
+    """View the memory of a C-ordered array as bytes (n,)."""
     return array.reshape(-1).view(np.uint8)
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, leaf) of nested dicts, lists, tuples and, where JAX is loaded, nodes that JAX knows. None is no leaf."""
+    """Yield (path, leaf) of nested dicts, lists, tuples and, if JAX is loaded, its pytrees. None is not a leaf."""
     inner = _children(tree)
     if inner is None:
         yield path or "value", tree
@@ -67,7 +70,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rebuild(tree: Any, new: Iterator[Any], in_place: bool) -> Any:
-    """`tree` with other leaves, in the order of `leaves`; dicts and lists keep their identity if `in_place`."""
+    """Replace the leaves of a tree, in the order of `leaves`. With `in_place`, dicts and lists are modified."""
     inner = _children(tree)
     if inner is None:
         return next(new)
@@ -88,7 +91,7 @@ def rebuild(tree: Any, new: Iterator[Any], in_place: bool) -> Any:
     return None if tree is None else sys.modules["jax"].tree.structure(tree).unflatten(values)
 
 
-def _children(tree: Any) -> list[tuple[Any, Any]] | None:
+def _children(tree: Any) -> list[tuple[object, Any]] | None:
     if tree is None:
         return []
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Batches and numbers of all ranks, brought together. Every function here must be called by all ranks."""
+"""Gather batches and sum numbers over all ranks. Every rank must call every function here."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import RanksDiffer
-from shoal.spmd.arrays import UNUSABLE, bytes_of, leaves, like, name_of, rebuild, to_array
+from shoal.spmd.arrays import UNUSABLE, bytes_of, dtype_name, leaves, like, rebuild, to_array
 from shoal.spmd.world import World, world
 
-_BLOCK = 1 << 20  # numbers that a sum in rank order holds of each rank at a time
+_BLOCK = 1 << 20  # numbers per rank that a sum in rank order holds at a time
 _SUMMABLE = "bhilqBHILQfdFD"  # types that MPI can add
 
 
 def gather(batch: Any) -> Any:
-    """The rows of all ranks, one after the other in rank order, on rank 0; None on the others.
+    """Concatenate the rows of all ranks, in rank order, on rank 0. Returns None on the other ranks.
 
-    `batch`: a dict of arrays, tensors, lists (n, ...) or single numbers, or one of these alone. The number of rows
-    may differ between ranks, dtype and the rest of the shape may not (an empty list fits anything). Tensors
-    come back as tensors, the rest as NumPy arrays.
+    `batch` is a dict of arrays, tensors, lists (n, ...) or single numbers, or one of these alone. The number of rows
+    may differ between ranks; the dtype and the rest of the shape may not (an empty list matches any). Tensors come
+    back as tensors, everything else as NumPy arrays.
     """
     return gathered("gather", batch, everywhere=False)
 
 
 def allgather(batch: Any) -> Any:
-    """As `gather`, with the result on every rank."""
+    """Like `gather`, with the result on every rank."""
     return gathered("allgather", batch, everywhere=True)
 
 
 def sum(values: Any, in_order: bool = False) -> Any:  # noqa: A001  users write spmd.sum
-    """Element by element, the sum over all ranks, on every rank, of a number, an array or a tree of them.
+    """Sum a number, an array or a tree of these over all ranks, element by element. Every rank gets the result.
 
-    `in_order` adds in rank order, so that the last bits do not depend on the MPI library; it moves `size()` times the
-    data.
+    With `in_order` the sum is in rank order, so its last bits do not depend on the MPI library. That moves `size()`
+    times the data.
     """
     return _combined("sum", values, in_order)
 
 
 def mean(values: Any, in_order: bool = False) -> Any:
-    """As `sum`, divided by the number of ranks. Integers become float64."""
+    """Like `sum`, divided by the number of ranks. Integers become float64."""
     return _combined("mean", values, in_order)
 
 
 def gathered(verb: str, batch: Any, everywhere: bool, problem: str = "") -> Any:
-    """What `gather` and `allgather` do. `problem` is something that is wrong on this rank: it raises on all."""
+    """Implement `gather` and `allgather`. A `problem` on this rank raises on every rank."""
     values = batch if isinstance(batch, dict) else {"batch": batch}
     names = sorted(values, key=str)
     rows: dict[Any, np.ndarray] = {}
@@ -59,9 +59,9 @@ def gathered(verb: str, batch: Any, everywhere: bool, problem: str = "") -> Any:
         except UNUSABLE as error:
             problem = problem or f"{name!r} cannot be gathered: {error}"
             continue
-        # An empty list has no type of its own: a rank that finished no episode has no returns.
+        # An empty list has no dtype: a rank that finished no episode has no returns.
         typeless = isinstance(values[name], list | tuple) and not values[name]
-        offer.append((str(name), "" if typeless else name_of(array.dtype), array.shape[1:]))
+        offer.append((str(name), "" if typeless else dtype_name(array.dtype), array.shape[1:]))
     ranks = world()
     offers = ranks.agree(verb, repr(offer), problem)
     if len(offers) > 1:
@@ -77,15 +77,15 @@ def gathered(verb: str, batch: Any, everywhere: bool, problem: str = "") -> Any:
     return result if isinstance(batch, dict) else result["batch"]
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return isinstance(value, bool | int | float | complex)
 
 
 def _agreed(verb: str, offers: Sequence[list[tuple[str, str, tuple[int, ...]]]]) -> dict[str, tuple[str, Any]]:
-    """Name -> dtype and shape of a row, from what each rank offers; raises (alike on all ranks) what does not fit."""
+    """Map each name to its dtype and row shape. If the ranks disagree, raise the same error on every rank."""
     first = [name for name, _, _ in offers[0]]
     problems = [
-        f"{verb}: rank {r} brings {[name for name, _, _ in offer]}, rank 0 brings {first}"
+        f"{verb}: rank {r} passes {[name for name, _, _ in offer]}, rank 0 passes {first}"
         for r, offer in enumerate(offers)
         if [name for name, _, _ in offer] != first
     ]
@@ -120,7 +120,7 @@ def _concatenated(ranks: World, rows: list[np.ndarray], names: list[Any], everyw
         ranks.comm.Gather(mine, table if receives else None)
     result: dict[Any, np.ndarray] = {}
     for i, (name, array) in enumerate(zip(names, rows, strict=True)):
-        # Counted in rows, not bytes: MPI's counts end at 2^31.
+        # Count in rows, not bytes: MPI's counts are limited to 2^31.
         row = ranks.mpi.BYTE.Create_contiguous(array.dtype.itemsize * math.prod(array.shape[1:])).Commit()
         whole: list[Any] | None = None
         if receives:
@@ -145,7 +145,10 @@ def _combined(verb: str, values: Any, in_order: bool) -> Any:
                 array = array.astype(np.float64)
             arrays.append(array.astype(np.int64) if array.dtype.kind == "b" else array)
             if arrays[-1].dtype.char not in _SUMMABLE or not arrays[-1].dtype.isnative:
-                problem = problem or f"{path} is {array.dtype}, which MPI cannot add. Convert it first, to float32 say"
+                problem = (
+                    problem
+                    or f"{path} is {array.dtype}, which MPI cannot add. Convert it first, for example to float32"
+                )
         except UNUSABLE as error:
             problem = problem or f"{path} cannot be added: {error}"
     totals = summed(verb, [path for path, _ in found], arrays, in_order, problem)
@@ -155,9 +158,11 @@ def _combined(verb: str, values: Any, in_order: bool) -> Any:
 
 
 def summed(verb: str, names: list[str], arrays: list[np.ndarray], in_order: bool, problem: str) -> list[np.ndarray]:
-    """The sum over ranks of each array, in one message for each dtype."""
+    """Sum each array over the ranks, with one message per dtype."""
     ranks = world()
-    what = "\n".join(f"{name} {name_of(array.dtype)} {array.shape}" for name, array in zip(names, arrays, strict=False))
+    what = "\n".join(
+        f"{name} {dtype_name(array.dtype)} {array.shape}" for name, array in zip(names, arrays, strict=False)
+    )
     same_on_all(verb, ranks.agree(f"{verb}(in_order)" if in_order else verb, what, problem))
     if ranks.mpi is None:
         return arrays
@@ -187,12 +192,12 @@ def _sum_in_order(ranks: World, flat: np.ndarray) -> np.ndarray:
 
 
 def same_on_all(verb: str, offers: list[str]) -> None:
-    """Raise, alike on all ranks, if the ranks' arrays (lines of name, dtype, shape) are not the same."""
+    """Raise the same error on every rank if their arrays differ; `offers` has lines of name, dtype and shape."""
     for r, offer in enumerate(offers[1:], 1):
         theirs, ours = offer.splitlines(), offers[0].splitlines()
         if theirs == ours:
             continue
         if len(theirs) != len(ours):
-            raise RanksDiffer(f"{verb}: rank {r} brings {len(theirs)} arrays, rank 0 brings {len(ours)}")
+            raise RanksDiffer(f"{verb}: rank {r} passes {len(theirs)} arrays, rank 0 passes {len(ours)}")
         differing = [f"{b} on rank {r}, but {a} on rank 0" for a, b in zip(ours, theirs, strict=True) if a != b]
         raise RanksDiffer([f"{verb}: {line}" for line in differing[:5]])

@@ -1,4 +1,4 @@
-"""How the processes of a script come to be: started by `launch`, or by a launcher that was there before."""
+"""Start the ranks of a script with `launch`, or recognise that a launcher such as mpirun or srun has started them."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from typing import NoReturn
 from shoal.base.host import BLAS_THREADS, available_cores
 from shoal.errors import MissingExtra, UsageError
 
-# Launcher, its variable for the rank, its variable for the number of ranks. Those that tell the number come first.
+# Launcher, its variable for the rank, its variable for the number of ranks. Those that set the number come first.
 _LAUNCHERS = (
     ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE"),
     ("mpirun (MVAPICH)", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    # Not SLURM_NTASKS: a batch script has that too, and is no rank.
+    # Not SLURM_NTASKS: a batch script has it too, and is not a rank.
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("aprun", "ALPS_APP_PE", ""),
     ("PALS", "PALS_RANKID", ""),
     ("PMIx", "PMIX_RANK", ""),
 )
 
-# NPROC is the one that XLA (JAX) obeys.
+# XLA (JAX) reads NPROC.
 _THREADS = (*BLAS_THREADS, "NPROC")
 
 INSTALL = "pip install 'shoal[mpi]'"
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a launcher says about this process. `size` is None where it does not tell the number of ranks."""
+class LaunchedRank:
+    """This process as its launcher sees it. `size` is None if the launcher does not set the number of ranks."""
 
     launcher: str
     rank: int
     size: int | None
 
 
-def place(variables: Mapping[str, str]) -> Place | None:
-    """Which launcher started this process as a rank, by its environment variables; None if none did."""
+def launched_rank(variables: Mapping[str, str]) -> LaunchedRank | None:
+    """Detect from environment variables which launcher started this process as a rank; None if none did."""
     for launcher, rank, size in _LAUNCHERS:
         if rank not in variables or (size and size not in variables):
             continue
         if not size:
-            return Place(launcher, int(variables[rank]), None)
+            return LaunchedRank(launcher, int(variables[rank]), None)
         if launcher == "srun" and int(variables[size]) == 1:
-            continue  # a lone task of a job: it may launch
-        return Place(launcher, int(variables[rank]), int(variables[size]))
+            continue  # a job with a single task may call `launch`
+        return LaunchedRank(launcher, int(variables[rank]), int(variables[size]))
     return None
 
 
 def without_rank(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables for a process that is no rank, although this one may be."""
+    """Remove the variables that would make a child process look like a rank."""
     own = {name for _, *names in _LAUNCHERS for name in names}
     return {
         name: value
@@ -66,38 +66,38 @@ def without_rank(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def launch(n: int) -> None:
-    """Run this script again as `n` processes under mpirun, and end with its exit code.
+    """Run this script again as `n` processes under mpirun, and exit with mpirun's exit code.
 
-    Call it first, before anything is computed: this process is replaced. Inside the `n` processes it does nothing, and
-    also under a launcher of your own (mpirun, srun, aprun), or when `n` is 1. Each process gets its share of the cores
-    as threads, unless OMP_NUM_THREADS and the like are set.
+    Call it first, before any work: it replaces this process. It does nothing inside the `n` processes, in a script that
+    was started with mpirun, srun or aprun, or when `n` is 1. Each process gets an equal share of the cores as threads,
+    unless OMP_NUM_THREADS or a similar variable is set.
     """
     if n < 1:
         raise UsageError(f"launch({n}): the number of processes must be 1 or more")
-    if n == 1 or place(os.environ) is not None:
+    if n == 1 or launched_rank(os.environ) is not None:
         return
     script = sys.orig_argv[1:]
     if "-c" not in script and (getattr(sys.modules["__main__"], "__file__", None) or "<stdin>").startswith("<"):
         raise UsageError(
-            f"launch({n}) runs a script again from its start, but this is an interactive session or comes from "
-            "standard input. Put it into a file and run that: python script.py"
+            f"launch({n}) runs a script again from its start, but this code comes from an interactive session or "
+            "standard input. Put it into a file and run: python script.py"
         )
     _replace_process([*mpirun(n), sys.executable, *script], _variables(n))
 
 
 def mpirun(n: int) -> list[str]:
-    """The beginning of a command that runs what follows as `n` processes."""
+    """Build the start of a command line that runs the rest of it as `n` processes."""
     found = _find_mpirun()
     if found is None or importlib.util.find_spec("mpi4py") is None:
         missing = "mpirun" if found is None else "mpi4py"
         raise MissingExtra(
-            f"{n} processes under MPI were asked for, and {missing} was not found. Install it: {INSTALL}"
+            f"running {n} processes under MPI needs {missing}, and {missing} was not found. Install it: {INSTALL}"
         )
     return _command(found, n)
 
 
 def _find_mpirun() -> str | None:
-    # Beside the interpreter first: there the wheel puts it, and a virtualenv need not be active to be used.
+    # Look next to the interpreter first: the wheel installs it there, and a virtualenv need not be active.
     folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return shutil.which("mpirun", path=folders) or shutil.which("mpiexec", path=folders)
 
@@ -107,7 +107,7 @@ def _command(mpirun: str, n: int) -> list[str]:
     command = [mpirun, "-n", str(n)]
     if "Open MPI" not in version and "OpenRTE" not in version:
         return command
-    # Open MPI would bind each process to one core, refuse more processes than cores, and refuse root (containers).
+    # By default Open MPI binds each process to one core, and refuses more processes than cores and root (containers).
     command += ["--bind-to", "none", "--oversubscribe"]
     return [*command, "--allow-run-as-root"] if os.geteuid() == 0 else command
 
@@ -120,4 +120,4 @@ def _variables(n: int) -> dict[str, str]:
 def _replace_process(command: list[str], variables: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, variables)  # noqa: S606  no shell is meant
+    os.execve(command[0], command, variables)  # noqa: S606  deliberately without a shell

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of everything that all ranks have seen so far."""
+"""Running mean and standard deviation of the rows that all ranks have seen."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shoal.spmd.collectives import gathered
 
 
 class Running:
-    """Running mean and standard deviation of rows of a `shape`, the same bits on all ranks.
+    """Running mean and standard deviation of rows of a `shape`, with the same bits on every rank.
 
     observations = spmd.Running((8,))
-    observations.update(batch)                                # a call of all ranks
+    observations.update(batch)                                # every rank must call this
     normal = (batch - observations.mean) / observations.std
     """
 
@@ -21,11 +21,11 @@ class Running:
         self.moments = Moments.empty(int(np.prod(shape)))
 
     def update(self, rows: np.ndarray) -> None:
-        """Add the rows (n, *shape) of all ranks; n may differ, and be 0. Must be called by all ranks."""
+        """Add the rows (n, *shape) of all ranks; n may differ and may be 0. Every rank must call this."""
         rows = np.asarray(rows)
         problem = ""
         if rows.shape[1:] != self.shape or rows.ndim == 0:
-            problem = f"rows have the shape {rows.shape}, not (n, {', '.join(map(str, self.shape))})"
+            problem = f"rows have shape {rows.shape}, not (n, {', '.join(map(str, self.shape))})"
         width = len(self.moments.mean)
         part = Moments.of(rows.reshape(len(rows), width)) if not problem and len(rows) else Moments.empty(width)
         parts = gathered("Running.update", np.concatenate([[part.count], part.mean, part.m2])[None], True, problem)
@@ -34,17 +34,17 @@ class Running:
 
     @property
     def count(self) -> int:
-        """Rows so far."""
+        """Number of rows added so far."""
         return self.moments.count
 
     @property
     def mean(self) -> np.ndarray:
-        """Of all rows, (*shape); 0 before there are any."""
+        """Mean of all rows, (*shape); 0 before the first."""
         return self.moments.mean.reshape(self.shape)
 
     @property
     def std(self) -> np.ndarray:
-        """Of all rows, (*shape), never 0; 1 before there are two."""
+        """Standard deviation of all rows, (*shape), never 0; 1 before there are two rows."""
         if self.moments.count < 2:
             return np.ones(self.shape)
         return np.sqrt(self.moments.m2 / self.moments.count + 1e-8).reshape(self.shape)

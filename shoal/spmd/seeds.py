@@ -1,4 +1,4 @@
-"""Random numbers that differ between ranks, from one seed."""
+"""Derive different random numbers for each rank from one seed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from shoal.spmd.world import world
 
 
 def own_seed(seed: int) -> int:
-    """This rank's own seed: derived from `seed`; on rank 0 `seed` itself, so that one process does what it did."""
+    """Derive this rank's seed. Rank 0 gets `seed` itself, so a single process behaves as without Shoal."""
     number = world().rank
     return seeding.integer(seed, "rank", number) if number else seed
 
 
 def seed_everything(seed: int) -> Any:
-    """Seed `random`, and NumPy, PyTorch and TensorFlow where they are loaded, with this rank's own seed.
+    """Seed `random`, and NumPy, PyTorch and TensorFlow if they are loaded, with this rank's seed.
 
-    Returns a key of its own for each rank where JAX is loaded, else None.
+    Returns this rank's random key (a `jax.Array`) if JAX is loaded, else None.
     """
     own = own_seed(seed)
     random.seed(own)

@@ -1,4 +1,4 @@
-"""Weights from rank 0 to all, and gradients of all averaged. Every function here must be called by all ranks."""
+"""Broadcast weights from rank 0 and average gradients over all ranks. Every rank must call every function here."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.spmd.arrays import UNUSABLE, bytes_of, is_module, is_tensor, leaves, like, name_of, rebuild, to_array
+from shoal.spmd.arrays import UNUSABLE, bytes_of, dtype_name, is_module, is_tensor, leaves, like, rebuild, to_array
 from shoal.spmd.collectives import same_on_all, summed
 from shoal.spmd.world import World, world
 
-_SMALL = 1 << 16  # bytes: smaller arrays travel together, larger ones without a copy
-_LARGEST = 1 << 30  # bytes in one message: MPI's counts end at 2^31
+_SMALL = 1 << 16  # bytes: smaller arrays are sent together, larger ones without a copy
+_LARGEST = 1 << 30  # bytes in one message: MPI's counts are limited to 2^31
 
 
 def broadcast(weights: Any) -> Any:
-    """Rank 0's weights on all ranks. Returns them; modules, models, NumPy arrays and tensors are changed in place.
+    """Copy rank 0's weights to every rank and return them. Modules, models, NumPy arrays and tensors change in place.
 
-    `weights`: a PyTorch module (parameters and buffers), a Keras model, or a tree (dicts, lists, tuples, what JAX
-    knows) of arrays, tensors and numbers. JAX arrays cannot be changed: use what is returned.
+    `weights` is a PyTorch module (parameters and buffers), a Keras model, or a tree (dicts, lists, tuples, JAX pytrees)
+    of arrays, tensors and numbers. JAX arrays are immutable: use the returned ones.
     """
     if is_module(weights):
         _send([*weights.named_parameters(), *weights.named_buffers()])
@@ -37,12 +37,12 @@ def broadcast(weights: Any) -> Any:
 def average_gradients(module: Any, in_order: bool = False) -> None:
     """Replace the gradients of a PyTorch module by their mean over all ranks. Call it before `optimizer.step()`.
 
-    `in_order` as in `sum`. Start from equal weights (`broadcast` once) and they stay equal.
+    Weights that start equal (`broadcast` them once) stay equal. `in_order` is the same as in `sum`.
     """
     if not is_module(module):
         raise UsageError(
             f"average_gradients takes a PyTorch module, not a {type(module).__name__}. "
-            "For gradients in a tree of arrays use gradients = spmd.mean(gradients)"
+            "For a tree of arrays use: gradients = spmd.mean(gradients)"
         )
     found = [(name, p.grad) for name, p in module.named_parameters() if p.grad is not None]
     arrays: list[np.ndarray] = []
@@ -60,7 +60,7 @@ def average_gradients(module: Any, in_order: bool = False) -> None:
 
 
 def _send(values: list[tuple[str, Any]]) -> list[Any]:
-    """Rank 0's values; each rank's own are written to where they can be."""
+    """Return rank 0's values; values of other ranks that are writable are overwritten in place."""
     ranks = world()
     if ranks.mpi is None:
         return [value for _, value in values]
@@ -74,7 +74,7 @@ def _send(values: list[tuple[str, Any]]) -> list[Any]:
             problem = problem or f"{path} cannot be broadcast: {error}"
             continue
         described.append(f"{path} {_kind(value, buffer)}")
-        # Rank 0 only reads. The others need memory of their own if theirs cannot be written.
+        # Rank 0 only reads. The other ranks need a copy if their own memory is read-only.
         buffers.append(buffer if ranks.rank == 0 or buffer.flags.writeable else buffer.copy())
     same_on_all("broadcast", ranks.agree("broadcast", "\n".join(described), problem))
     _send_bytes(ranks, [bytes_of(buffer) for buffer in buffers])
@@ -85,13 +85,13 @@ def _send(values: list[tuple[str, Any]]) -> list[Any]:
 
 def _buffer(value: Any) -> np.ndarray:
     if is_tensor(value):
-        # As bytes: NumPy does not have all of PyTorch's types.
+        # As bytes: NumPy lacks some of PyTorch's dtypes.
         return value.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()  # type: ignore[no-any-return]
     return to_array(value)
 
 
 def _kind(value: Any, buffer: np.ndarray) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if is_tensor(value) else f"{name_of(buffer.dtype)} {buffer.shape}"
+    return f"{value.dtype} {tuple(value.shape)}" if is_tensor(value) else f"{dtype_name(buffer.dtype)} {buffer.shape}"
 
 
 def _put(value: Any, buffer: np.ndarray) -> Any:
@@ -101,7 +101,7 @@ def _put(value: Any, buffer: np.ndarray) -> Any:
             received = torch.from_numpy(buffer).view(value.dtype).reshape(value.shape)
             if received.data_ptr() != value.data_ptr():  # on another device, or not in C order
                 value.copy_(received)
-        torch.autograd.graph.increment_version(value)  # a graph made with the old weights must not be used any more
+        torch.autograd.graph.increment_version(value)  # autograd must reject a graph built with the old weights
         return value
     if isinstance(value, np.ndarray) and value.flags.writeable:
         if not np.shares_memory(value, buffer):

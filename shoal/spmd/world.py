@@ -1,8 +1,8 @@
-"""All ranks of this script: which one is this, and do all of them make the same call?
+"""The ranks of this script, and the check that all of them make the same call.
 
-MPI itself waits for ever when ranks make different calls. So every collective call begins with a small exchange
-(`World.agree`): a hash of the call, where in the script it stands, and what the ranks must have in common. Ranks that
-differ are named, and so are ranks that do not come in time.
+MPI hangs when ranks make different calls. So every collective call begins with a small exchange (`World.agree`) of a
+hash: of the call, its line in the script, and whatever the ranks must have in common. Ranks that differ, and ranks that
+do not arrive in time, are named in the error.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from types import TracebackType
 from typing import Any
 
 from shoal.errors import MissingExtra, RanksDiffer, UsageError
-from shoal.spmd.launching import INSTALL, place
+from shoal.spmd.launching import INSTALL, launched_rank
 
 TIMEOUT = "SHOAL_SPMD_TIMEOUT"
-EXIT_DIFFERENT = 2  # the script's ranks make different calls
+EXIT_DIFFERENT = 2  # the ranks make different calls
 EXIT_TIMEOUT = 124  # as timeout(1)
 
 _END = "the end of the script"
 _HERE = str(Path(__file__).parent) + os.sep
-_SPIN = 2e-4  # seconds: longer waits leave the core to others
+_SPIN = 2e-4  # seconds of busy waiting; longer waits yield the core
 _ANNOUNCE = 10.0  # seconds of waiting after which a rank tells the others where it is
 
 
 def rank() -> int:
-    """The number of this process: 0 to `size() - 1`."""
+    """Rank of this process: 0 to `size() - 1`."""
     return world().rank
 
 
 def size() -> int:
-    """The number of processes that run this script."""
+    """Number of processes that run this script."""
     return world().size
 
 
 def is_root() -> bool:
-    """Is this rank 0, which gathers, updates and prints?"""
+    """Whether this is rank 0, which gathers, updates and prints."""
     return world().rank == 0
 
 
 def print0(*values: object, **options: Any) -> None:
-    """`print`, on rank 0 only."""
+    """Call `print` on rank 0 only."""
     if is_root():
         print(*values, **options)
 
 
 class World:
-    """The ranks of this script. `mpi` is mpi4py's module MPI, or None with one process."""
+    """The ranks of this script. `mpi` is mpi4py's module MPI, or None with a single process."""
 
     def __init__(self, mpi: Any = None, timeout: float = 300.0) -> None:
         self.rank, self.size, self.mpi, self.timeout = 0, 1, mpi, timeout
         if mpi is None:
             return
-        self.comm = mpi.COMM_WORLD.Dup()  # of our own: what the script itself sends is never mistaken
+        self.comm = mpi.COMM_WORLD.Dup()  # never confused with messages that the script itself sends
         self.rank, self.size = self.comm.rank, self.comm.size
         self._side = mpi.COMM_WORLD.Dup()  # for announcements
         self._calls = 0
@@ -69,18 +69,18 @@ class World:
         self._sent: list[tuple[Any, bytes]] = []
 
     def agree(self, verb: str, what: str = "", problem: str = "") -> list[str]:
-        """Wait until all ranks make the same call, `verb` at one line of the script.
+        """Wait until all ranks make the same call: `verb`, from the same line of the script.
 
-        `what` is what the call needs to have in common. Returns it as `[what]` where it is equal, else each rank's.
-        A `problem` of any rank raises RanksDiffer on all of them. Different calls, or ranks that do not come within
-        the time limit, end the script.
+        `what` describes what the ranks must have in common. Returns `[what]` if it is equal on all, else one entry per
+        rank. A `problem` on any rank raises RanksDiffer on all. Different calls, or ranks that do not arrive within the
+        time limit, end the script.
         """
         if self.mpi is None:
             if problem:
                 raise UsageError(f"{verb}: {problem}")
             return [what]
         call = _END if verb == _END else f"{verb} at {_caller()}"
-        problem = " ".join(problem.split())  # on one line: lines separate the parts below
+        problem = " ".join(problem.split())  # newlines separate the parts below
         text = f"{call}\n{problem}\n{what}".encode()
         mine = hashlib.blake2b(text, digest_size=8).digest()
         table = bytearray(8 * self.size)
@@ -96,7 +96,7 @@ class World:
         return list(whats)
 
     def _exchange(self, text: bytes) -> list[str]:
-        # Only after all ranks came to one agreement and saw that it failed, so none can be missing here.
+        # Called only after all ranks took part in the same exchange and it failed, so none can be missing here.
         length, lengths = bytearray(struct.pack("=i", len(text))), bytearray(4 * self.size)
         self.comm.Allgather([length, self.mpi.BYTE], [lengths, self.mpi.BYTE])
         counts = list(struct.unpack(f"={self.size}i", lengths))
@@ -119,7 +119,7 @@ class World:
             if not announced and (others_wait or waited > min(_ANNOUNCE, self.timeout / 2)):
                 self._announce(call)
                 announced = True
-            # A rank may do a last thing alone, as long as it likes, while the others are done.
+            # At the end of the script one rank may still work alone for any length of time.
             if call != _END and waited > self.timeout:
                 self._end_of_missing(call)
 
@@ -137,10 +137,10 @@ class World:
             self._heard[status.source] = (struct.unpack_from("=q", message)[0], message[8:].decode())
 
     def _end_of_differing(self, calls: list[str]) -> None:
-        if self.rank > 0:  # all ranks know, one speaks
+        if self.rank > 0:  # all ranks know; rank 0 reports
             time.sleep(5)
         self.abort(
-            "The ranks of this script make different calls, so they would wait for each other for ever:\n"
+            "The ranks of this script make different calls, so they would wait for each other indefinitely:\n"
             + _table(calls)
             + "\nEvery rank must make the same calls, in the same order, from the same lines. Look for a call inside "
             "`if spmd.is_root()`, a loop that not all ranks leave together, or an early exit.",
@@ -154,22 +154,22 @@ class World:
         missing = sorted(set(range(self.size)) - set(here))
         self.abort(
             f"Rank {self.rank} has waited {self.timeout:g} s for {_ranks(missing)}:\n"
-            + _table([here.get(r, "has not come") for r in range(self.size)])
-            + f"\nEither {_ranks(missing)} hangs, or is still at work: then give it more time, {TIMEOUT}="
-            f"{2 * self.timeout:g} (seconds) before the command.",
+            + _table([here.get(r, "has not arrived") for r in range(self.size)])
+            + f"\nIf {_ranks(missing)} may still be working, allow more time (in seconds): put {TIMEOUT}="
+            f"{2 * self.timeout:g} before the command. Otherwise look for what hangs there.",
             EXIT_TIMEOUT,
         )
 
     def abort(self, message: str, code: int) -> None:
-        """End all ranks with a message; mpirun's exit code is `code`."""
+        """Print a message and end all ranks; mpirun exits with `code`."""
         sys.stdout.flush()
         print(message, file=sys.stderr, flush=True)
-        time.sleep(0.2)  # mpirun reads the message through a pipe, and drops what is left there at an abort
+        time.sleep(0.2)  # mpirun reads the message from a pipe and discards the rest on abort
         self.mpi.COMM_WORLD.Abort(code)
 
     def raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An uncaught exception ends all ranks: the others would wait for this one."""
-        if self.rank > 0:  # a mistake that all ranks make is shown once, by rank 0, which then ends the others
+        """End all ranks after an uncaught exception, because the others would wait for this one."""
+        if self.rank > 0:  # an error on all ranks is shown once, by rank 0, which then ends the others
             time.sleep(5 if isinstance(error, RanksDiffer) else 0.5)
         lines = "".join(traceback.format_exception(kind, error, trace)).rstrip()
         code = 130 if issubclass(kind, KeyboardInterrupt) else error.exit_code if isinstance(error, UsageError) else 1
@@ -178,8 +178,8 @@ class World:
 
 @functools.cache
 def world() -> World:
-    """All ranks of this script. MPI starts at the first call, and only if a launcher started this process."""
-    started = place(os.environ)
+    """Return the ranks of this script. The first call starts MPI, but only if a launcher started this process."""
+    started = launched_rank(os.environ)
     if started is None or started.size == 1:
         return World()
     try:
@@ -191,18 +191,18 @@ def world() -> World:
         ) from error
     if started.size is not None and MPI.COMM_WORLD.size != started.size:
         raise UsageError(
-            f"{started.launcher} started {started.size} processes, but to mpi4py each is one of {MPI.COMM_WORLD.size}: "
+            f"{started.launcher} started {started.size} processes, but mpi4py sees {MPI.COMM_WORLD.size}: "
             f"they belong to different MPI installations. mpi4py uses {MPI.Get_library_version().splitlines()[0]}. "
-            "Use its own mpirun; with srun, try `srun --mpi=pmix`."
+            "Use the mpirun of that installation; with srun, try `srun --mpi=pmix`."
         )
     if MPI.COMM_WORLD.size == 1:
         return World()
     one = World(MPI, _timeout())
     sys.excepthook = one.raised
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Through mpirun's pipes prints would come in blocks, late, and be lost with a rank that is killed.
+        # Through mpirun's pipes, output would arrive late and in blocks, and be lost if the rank is killed.
         sys.stdout.reconfigure(line_buffering=True)
-    # The end is a call like others: a rank that leaves while others wait for it is noticed at once.
+    # The end of the script is a collective call too, so a rank that exits while others wait is noticed at once.
     atexit.register(one.agree, _END)
     return one
 
@@ -214,7 +214,7 @@ def _timeout() -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise UsageError(f"{TIMEOUT}={text!r} is not a number of seconds above 0 (inf: wait for ever)")
+        raise UsageError(f"{TIMEOUT}={text!r} is not a number of seconds above 0 (inf: no time limit)")
     return seconds
 
 

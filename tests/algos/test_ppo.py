@@ -63,7 +63,7 @@ def test_same_seed_same_bits_other_seed_other_bits(lag: Any) -> None:
 
 def test_with_a_lag_a_batch_is_acted_with_the_weights_from_before() -> None:
     found = steps(replace(SMALL, lag=1), "tests.support.toys:Walk-v0", 3)
-    choices = describe(EnvSpec("tests.support.toys:Walk-v0").to_tree())["distribution"]["choices"]
+    choices = describe(EnvSpec("tests.support.toys:Walk-v0").to_record())["distribution"]["choices"]
     start = Policy((3,), "<f4", Categorical(tuple(choices), (0,), scalar=True), (16,)).init(seeding.rng(0, "weights"))
     acting = [step.learned["acting"]["params"] for step in found]
     np.testing.assert_array_equal(acting[0], start, "the second batch is acted while the first is learned from")

@@ -13,7 +13,7 @@ def test_streams_depend_on_everything_they_are_for() -> None:
 
 
 def test_values_are_pinned() -> None:
-    """A change here changes every run that anybody has made."""
+    """A change here changes the result of every existing run."""
     assert seeding.integer(0, "episode", 0, 0, 0) == 632503659
     assert seeding.rng(0, "weights").standard_normal() == -1.9488402611364672
 

@@ -33,7 +33,7 @@ def test_at_once_but_not_in_a_held_block() -> None:
 
 def test_one_that_was_lost_comes_again() -> None:
     with signals.listening():
-        with contextlib.suppress(Stopped):  # as whoever calls a destructor does
+        with contextlib.suppress(Stopped):  # as Python does around a destructor
             signalled()
         with pytest.raises(Stopped), signals.held():
             pass

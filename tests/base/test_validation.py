@@ -14,7 +14,7 @@ class Some:
 
 
 def test_all_problems_at_once() -> None:
-    found = validation.problems(
+    found = validation.field_problems(
         Some(),
         at_least_one=("count", "sizes", "unset"),
         above_zero=("rate", "endless"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.commands.check_env import check
+from shoal.commands.check_env import env_verdicts
 from shoal.envs.make import EnvSpec
 from tests.support.cli import shoal
 
@@ -13,7 +13,7 @@ RULES = {"same seed, same episode", "alone and after other episodes", "replay of
 
 
 def broken(env_id: str, **options: object) -> dict[str, str]:
-    verdicts = list(check(EnvSpec(env_id, **options), seconds=0.5))  # type: ignore[arg-type]
+    verdicts = list(env_verdicts(EnvSpec(env_id, **options), seconds=0.5))  # type: ignore[arg-type]
     assert RULES | {"spaces", "interface", "episodes end", "speed", "suits", "memory"} <= {v.what for v in verdicts}
     return {verdict.what: verdict.detail for verdict in verdicts if verdict.works is False}
 
@@ -34,8 +34,8 @@ def test_well_behaved(env_id: str) -> None:
             "--recreate-after 1",
         ),
         ("tests.support.toys:Local-v0", {"in another process"}, "depend on where an episode runs"),
-        ("tests.support.toys:Leaky-v0", {"memory"}, r"MB more for every 1,000 episodes.*--recreate-after \d+"),
-        ("tests.support.toys:Liar-v0", {"interface"}, "outside of its space .dtype float64"),
+        ("tests.support.toys:Leaky-v0", {"memory"}, r"MB per 1,000 episodes.*--recreate-after \d+"),
+        ("tests.support.toys:Liar-v0", {"interface"}, "outside its space .dtype float64"),
     ],
 )
 def test_broken_rules_are_named(env_id: str, rules: set[str], words: str) -> None:
@@ -55,7 +55,7 @@ def test_broken_rules_are_named(env_id: str, rules: set[str], words: str) -> Non
     ],
 )
 def test_what_cannot_be_used_is_said_and_ends_the_check(env_id: str, kwargs: dict[str, str], words: str) -> None:
-    *_, last = check(EnvSpec(f"tests.support.toys:{env_id}", kwargs))
+    *_, last = env_verdicts(EnvSpec(f"tests.support.toys:{env_id}", kwargs))
     assert (last.what, last.works) == ("works at all", False)
     assert re.match(words, last.detail)
 
@@ -75,9 +75,9 @@ def test_what_is_returned_is_looked_at_late_in_an_episode_too(how: str, words: s
 
 
 def test_few_resets_do_not_make_a_verdict_on_memory() -> None:
-    (memory,) = (v for v in check(EnvSpec("tests.support.toys:Slow-v0"), seconds=0.5) if v.what == "memory")
+    (memory,) = (v for v in env_verdicts(EnvSpec("tests.support.toys:Slow-v0"), seconds=0.5) if v.what == "memory")
     assert memory.works is None
-    assert re.match(r"not known after only \d+ resets; for more, type --seconds \d+", memory.detail)
+    assert re.match(r"not measured: \d+ resets are too few\. Try --seconds \d+", memory.detail)
 
 
 def test_never_ending() -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from shoal import algos
 from shoal.commands import replay
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, make
+from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import UsageError
 from shoal.runs import run
 from shoal.runs.folder import RunDir
@@ -218,7 +218,7 @@ def test_recorder_follows_lanes_that_move() -> None:
 def test_recorder_counts_results_when_they_are_taken() -> None:
     """An algorithm may submit the next iteration's tasks before it yields this one."""
     policy, weights = policy_for(WALK)
-    place = {"seed": 5, "purpose": "episode", "width": 4, "env": WALK.to_tree()}
+    place = {"seed": 5, "purpose": "episode", "width": 4, "env": WALK.to_record()}
     with replay.Recorder() as engine:
         first, second = (
             engine.submit(tasks.episodes, place | {"lane": lane}, policy.to_record(), weights, {"episodes": 3})
@@ -239,7 +239,7 @@ def test_recorder_counts_results_when_they_are_taken() -> None:
 def episode() -> replay.Episode:
     """Ten steps and more, of which the first three were not seen."""
     policy, weights = policy_for(WALK)
-    place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": WALK.to_tree()}
+    place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": WALK.to_record()}
     with replay.Recorder() as engine:
         engine.submit(tasks.episodes, place, policy.to_record(), weights, {"episodes": 20}).result()
         whole = next(e for e in engine.ended if e.length >= 10 and e.terminated)
@@ -297,7 +297,7 @@ def test_an_environment_that_differs_alone(how: str, message: str, monkeypatch: 
         "tests.support.toys:Crowded-v0", {"how": how, "many": 5}
     )  # one to look at its spaces, and the lane's four
     policy, weights = policy_for(env)
-    place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": env.to_tree()}
+    place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": env.to_record()}
     with replay.Recorder() as engine:
         engine.submit(tasks.episodes, place, policy.to_record(), weights, {"episodes": 4}).result()
         episode = max(engine.ended, key=lambda episode: episode.length)
@@ -349,7 +349,7 @@ def test_list_play_and_save_while_the_run_is_held(shared_run: RunDir, tmp_path: 
         "step", "observation_0", "observation_1", "observation_2", "action", "reward", "terminated", "truncated"
     ]  # fmt: skip
     assert len(rows) == 1 + wanted.length
-    env = make(WALK)
+    env = make_env(WALK)
     observation, _ = env.reset(seed=wanted.seed)
     for step, row in enumerate(rows[1:]):
         assert row[0] == str(step)

@@ -4,7 +4,7 @@ from shoal.engines import functions
 from shoal.engines.functions import Functions, name_of
 from shoal.engines.wire import Kind, Message, encode
 from shoal.engines.worker import Server
-from shoal.envs.make import EnvSpec, make, registered
+from shoal.envs.make import EnvSpec, make_env, registered
 from shoal.errors import NotNameable, UsageError
 from tests.support import tasks
 
@@ -48,7 +48,7 @@ def test_modules_of_environments_must_be_allowed_too(monkeypatch: pytest.MonkeyP
 def test_a_program_to_play_against_must_be_allowed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "_trusted", frozenset())
     with pytest.raises(UsageError, match=r"--allow shoal\.envs\.gtp"):
-        make(EnvSpec("shoal/Go9x9-v0", {"opponent": "touch pwned"}))
+        make_env(EnvSpec("shoal/Go9x9-v0", {"opponent": "touch pwned"}))
 
 
 def test_own_tasks_exist() -> None:

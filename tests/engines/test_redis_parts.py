@@ -130,7 +130,7 @@ def test_every_changed_byte_of_a_signed_message_is_noticed() -> None:
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_bytes_of_any_kind_are_refused_in_words(content: bytes, with_start: bool) -> None:
+def test_bytes_of_any_kind_are_refused_format_bytes(content: bytes, with_start: bool) -> None:
     start = seal(b"", "name", HEADER)[:40] if with_start else b""
     for kind in (Header, Run, Machine, type(None)):
         try:

@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
-from shoal.commands.check_env import check
+from shoal.commands.check_env import env_verdicts
 from shoal.envs.go import PASS, _point, _vertex
-from shoal.envs.make import EnvSpec, make
+from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import EnvironmentFault, MissingExtra, UsageError
 from tests.support.cli import shoal, start
 
@@ -59,7 +59,7 @@ def go() -> Iterator[Any]:
     made = []
 
     def new(**kwargs: Any) -> Any:
-        made.append(make(EnvSpec(GO, kwargs)))
+        made.append(make_env(EnvSpec(GO, kwargs)))
         return made[-1]
 
     yield new
@@ -146,13 +146,13 @@ def test_an_illegal_move_loses_or_is_replaced(go: Any) -> None:
 @pytest.mark.parametrize("colour", ["black", "white"])
 def test_random_keeps_every_rule(colour: str) -> None:
     spec = EnvSpec(GO, {"colour": colour, "illegal": "random"})
-    assert [verdict for verdict in check(spec, seconds=0.2) if verdict.works is False] == []
+    assert [verdict for verdict in env_verdicts(spec, seconds=0.2) if verdict.works is False] == []
 
 
 @needs_gnugo
 def test_gnugo_keeps_every_rule_and_ends_with_its_environment() -> None:
     spec = EnvSpec(GO, {"opponent": "gnugo", "illegal": "random"}, max_episode_steps=10)
-    verdicts = list(check(spec, seconds=0.2))
+    verdicts = list(env_verdicts(spec, seconds=0.2))
     assert [verdict for verdict in verdicts if verdict.works is False] == []
     assert [child for child in psutil.Process().children(recursive=True) if child.name() == "gnugo"] == []
 
@@ -179,7 +179,7 @@ def test_no_program_outlives_its_worker(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     for player in players:
-        player.suspend()  # as one that thinks for long, and sees nobody go
+        player.suspend()  # like one that thinks for a long time and does not notice its parent's death
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=20)
     assert psutil.wait_procs(players, timeout=10)[1] == []
@@ -192,10 +192,10 @@ def _players(pid: int) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("= Z9", "plays 'Z9', which is no legal move"),
-        ("= D4", "plays 'D4', which is no legal move"),
-        ("? unknown command", r"answers '\? unknown command', when asked 'genmove w'"),
-        ("Segmentation fault", "answers 'Segmentation fault'"),
+        ("= Z9", "plays 'Z9', which is not a legal move"),
+        ("= D4", "plays 'D4', which is not a legal move"),
+        ("? unknown command", r"answered '\? unknown command' when sent 'genmove w'"),
+        ("Segmentation fault", "answered 'Segmentation fault'"),
     ],
 )
 def test_an_answer_that_is_none_is_said(go: Any, scripted: Any, answer: str, message: str) -> None:
@@ -208,9 +208,9 @@ def test_an_answer_that_is_none_is_said(go: Any, scripted: Any, answer: str, mes
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("cat", "'cat' answers 'list_commands'"),
-        ("false", "has ended with exit code 1"),
-        ("yes", "answers 'y"),
+        ("cat", "'cat' answered 'list_commands'"),
+        ("false", "exited with code 1"),
+        ("yes", "answered 'y"),
     ],
 )
 def test_programs_that_are_no_players(go: Any, command: str, message: str) -> None:
@@ -221,7 +221,7 @@ def test_programs_that_are_no_players(go: Any, command: str, message: str) -> No
 
 def test_program_that_does_not_answer(go: Any) -> None:
     env = go(opponent="sleep 100", timeout=0.3)
-    with pytest.raises(EnvironmentFault, match=r"has not answered for 0\.3 s"):
+    with pytest.raises(EnvironmentFault, match=r"did not answer within 0\.3 s"):
         env.reset(seed=0)
 
 
@@ -229,7 +229,7 @@ def test_a_player_that_was_killed_is_started_again_for_the_next_game(go: Any, sc
     env = go(opponent=scripted("= E5", "= C3"))
     env.reset(seed=0)
     os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
-    with pytest.raises(EnvironmentFault, match="has ended with exit code -9"):
+    with pytest.raises(EnvironmentFault, match="exited with code -9"):
         env.step(at("D4"))
     env.reset(seed=0)
     assert env.step(at("D4"))[0][1].flat[at("E5")] == 255

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from shoal.envs import make as making
-from shoal.envs.make import EnvSpec, check_id, make, time_limit
+from shoal.envs.make import EnvSpec, env_problems, make_env, time_limit
 from shoal.errors import EnvironmentFault, UsageError
 from shoal.sampling.tasks import describe
 
@@ -12,7 +12,7 @@ from shoal.sampling.tasks import describe
 def test_same_steps_as_plain_gymnasium(env_id: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Without the wrappers that a lane does itself, every number is the same."""
     spec = EnvSpec(env_id)
-    ours, plain = make(spec), gymnasium.make(env_id)
+    ours, plain = make_env(spec), gymnasium.make(env_id)
     plain.action_space.seed(0)
     np.testing.assert_array_equal(ours.reset(seed=3)[0], plain.reset(seed=3)[0])
     for _ in range(200):
@@ -40,11 +40,11 @@ def test_environments_with_wrappers_keep_them() -> None:
         additional_wrappers=(wrapper,),
     )
     try:
-        env = make(EnvSpec("Wrapped-v0"))
+        env = make_env(EnvSpec("Wrapped-v0"))
         env.reset(seed=0)
         assert [env.step(np.zeros(1, np.float32))[3] for _ in range(5)] == [False] * 4 + [True]
         assert time_limit(EnvSpec("Wrapped-v0")) is None
-        shorter = make(EnvSpec("Wrapped-v0", max_episode_steps=2))
+        shorter = make_env(EnvSpec("Wrapped-v0", max_episode_steps=2))
         shorter.reset(seed=0)
         assert [shorter.step(np.zeros(1, np.float32))[3] for _ in range(2)] == [False, True]
     finally:
@@ -52,23 +52,23 @@ def test_environments_with_wrappers_keep_them() -> None:
 
 
 def test_names() -> None:
-    assert check_id("CartPole-v1") == []
-    assert check_id("tests.support.toys:Walk-v0") == []
-    assert "CartPole" in check_id("CartPol-v1")[0]
-    assert "cannot be imported" in check_id("no.such.module:Walk-v0")[0]
+    assert env_problems("CartPole-v1") == []
+    assert env_problems("tests.support.toys:Walk-v0") == []
+    assert "CartPole" in env_problems("CartPol-v1")[0]
+    assert "cannot be imported" in env_problems("no.such.module:Walk-v0")[0]
 
 
 def test_environments_that_cannot_be_made() -> None:
     with pytest.raises(UsageError, match="does not take --env-kwargs"):
-        make(EnvSpec("CartPole-v1", {"gravitas": 1}))
+        make_env(EnvSpec("CartPole-v1", {"gravitas": 1}))
     with pytest.raises(EnvironmentFault, match="raised KeyError when it was made"):
-        make(EnvSpec("tests.support.toys:Walk-v0", {"observation": "smell"}))
+        make_env(EnvSpec("tests.support.toys:Walk-v0", {"observation": "smell"}))
 
 
 def test_float64_is_cut_and_bytes_are_not() -> None:
-    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "float64"}).to_tree())["dtype"] == "<f4"
-    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "uint8"}).to_tree())["dtype"] == "|u1"
-    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "dict"}).to_tree())["shape"] == [6]
+    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "float64"}).to_record())["dtype"] == "<f4"
+    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "uint8"}).to_record())["dtype"] == "|u1"
+    assert describe(EnvSpec("tests.support.toys:Walk-v0", {"observation": "dict"}).to_record())["shape"] == [6]
 
 
 def test_mujoco_says_a_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,5 +80,5 @@ def test_mujoco_says_a_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_atari_needs_no_module_name() -> None:
-    found = describe(EnvSpec("ALE/Pong-v5", {"obs_type": "ram"}).to_tree())
+    found = describe(EnvSpec("ALE/Pong-v5", {"obs_type": "ram"}).to_record())
     assert (found["shape"], found["dtype"]) == ([128], "|u1")

@@ -2,8 +2,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from shoal.commands.check_env import check
-from shoal.envs.make import EnvSpec, make, time_limit
+from shoal.commands.check_env import env_verdicts
+from shoal.envs.make import EnvSpec, make_env, time_limit
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from shoal.envs.make import EnvSpec, make, time_limit
     [("shoal/CartPolePartial-v1", "CartPole-v1", [0, 2]), ("shoal/PendulumPartial-v1", "Pendulum-v1", [0, 1])],
 )
 def test_the_same_task_without_velocities(name: str, whole: str, shown: list[int]) -> None:
-    ours, plain = make(EnvSpec(name)), gymnasium.make(whole)
+    ours, plain = make_env(EnvSpec(name)), gymnasium.make(whole)
     assert ours.observation_space.shape == (2,)
     plain.action_space.seed(0)
     np.testing.assert_array_equal(ours.reset(seed=3)[0], plain.reset(seed=3)[0][shown])
@@ -33,9 +33,9 @@ def test_the_same_task_without_velocities(name: str, whole: str, shown: list[int
     ["shoal/CartPolePartial-v1", "shoal/PendulumPartial-v1", "LunarLanderContinuous-v3", "Ant-v5", "Humanoid-v5"],
 )
 def test_they_keep_every_rule(name: str) -> None:
-    assert [verdict for verdict in check(EnvSpec(name), seconds=0.2) if verdict.works is False] == []
+    assert [verdict for verdict in env_verdicts(EnvSpec(name), seconds=0.2) if verdict.works is False] == []
 
 
 def test_settings_of_the_environment_reach_it() -> None:
-    env = make(EnvSpec("shoal/PendulumPartial-v1", {"g": 2.0}))
+    env = make_env(EnvSpec("shoal/PendulumPartial-v1", {"g": 2.0}))
     assert env.unwrapped.g == 2.0

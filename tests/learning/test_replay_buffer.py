@@ -247,7 +247,7 @@ def test_new_steps_get_the_highest_priority_and_old_ones_leave() -> None:
         buffer.reweigh(places, np.full(places.shape, float(number + 1)))
     buffer.add(streams.round(3))
     leaves = buffer.state()()["priorities"]
-    assert (leaves[-4:-1] >= 20).all(), "three rows can be drawn now, and nobody knows their errors"
+    assert (leaves[-4:-1] >= 20).all(), "three rows can be drawn now, and their errors are not known yet"
     assert (leaves[-1] == 0).all(), "the window of the newest row is not over yet"
 
 
@@ -256,7 +256,7 @@ def test_memory_is_known_before_it_is_taken(caplog: pytest.LogCaptureFixture) ->
     buffer = ReplayBuffer(plan, GAMMA)
     arrays = [value for value in vars(buffer).values() if isinstance(value, np.ndarray)]
     assert abs(sum(array.nbytes for array in arrays) - plan.bytes) < 100
-    buffer_module._say.cache_clear()
+    buffer_module._log_once.cache_clear()
     with caplog.at_level(logging.INFO, "shoal"):
         plan.check(None)
     assert "the replay buffer of 100,000 steps takes 2.4 MiB (25 bytes a step)" in caplog.text

@@ -9,7 +9,7 @@ from shoal.base import seeding
 from shoal.base.trees import digest
 from shoal.engines.base import Engine
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, make
+from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import EnvironmentFault, UsageError
 from shoal.sampling import lane, lanes, tasks
 from shoal.sampling.tasks import describe
@@ -77,7 +77,7 @@ def test_record_replays_step_by_step() -> None:
     ends = {(int(t), int(s)): k for k, (t, s) in enumerate(record["ends"])}
     assert {True, False} == set(record["terminated"].tolist()), "both kinds of end occur"
     for slot in range(3):
-        env, episode, total, length = make(WALK), 0, 0.0, 0
+        env, episode, total, length = make_env(WALK), 0, 0.0, 0
         observation, _ = env.reset(seed=seeding.integer(5, "episode", 1, slot, 0))
         for time in range(40):
             np.testing.assert_array_equal(record["observations"][time, slot], observation)
@@ -102,7 +102,7 @@ def test_record_replays_step_by_step() -> None:
 @pytest.mark.parametrize("budget", [{"episodes": 7}, {"episodes": 2}, {"steps": 50}])
 def test_episodes_are_whole(budget: dict[str, int]) -> None:
     policy, weights = policy_for(WALK)
-    place = {"seed": 5, "purpose": "episode", "lane": 3, "width": 4, "env": WALK.to_tree()}
+    place = {"seed": 5, "purpose": "episode", "lane": 3, "width": 4, "env": WALK.to_record()}
     record = tasks.episodes(place, policy.to_record(), weights, budget)
     assert record["lengths"].sum() == record["steps"].sum(), "no step belongs to an episode that was cut off"
     if "episodes" in budget:
@@ -118,7 +118,7 @@ def test_episodes_are_whole(budget: dict[str, int]) -> None:
 
 def test_greedy_actions_are_the_likeliest() -> None:
     policy, weights = policy_for(WALK)
-    place = {"seed": 5, "purpose": "evaluate", "lane": 0, "width": 4, "env": WALK.to_tree()}
+    place = {"seed": 5, "purpose": "evaluate", "lane": 0, "width": 4, "env": WALK.to_record()}
     record = tasks.episodes(place, policy.to_record(), weights, {"episodes": 4}, True)
     features = policy.features(record["observations"][:-1], weights["mean"], weights["scale"])
     expected = policy.out(weights["params"], features).argmax(axis=-1)
@@ -142,15 +142,15 @@ def test_environments_are_reused_or_made_anew(monkeypatch: pytest.MonkeyPatch) -
 
     def counting(spec: EnvSpec) -> Any:
         made.append(spec)
-        return make(spec)
+        return make_env(spec)
 
-    monkeypatch.setattr(lane, "make", counting)
+    monkeypatch.setattr(lane, "make_env", counting)
     tasks.idle.clear()
     reused, recreated = EnvSpec("tests.support.toys:Walk-v0"), EnvSpec("tests.support.toys:Walk-v0", recreate_after=2)
     outcomes = []
     for env in (reused, recreated):
         policy, weights = policy_for(env)
-        place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 2, "env": env.to_tree()}
+        place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 2, "env": env.to_record()}
         for _ in range(3):
             record = tasks.episodes(place, policy.to_record(), weights, {"episodes": 8})
         outcomes.append(digest(record))
@@ -187,7 +187,7 @@ def test_environments_that_misbehave(how: str, message: str, mode: str) -> None:
 def test_spaces_that_are_not_supported() -> None:
     for kwargs, what in (({"observation": "text"}, "observation space"), ({"action": "binary"}, "action space")):
         with pytest.raises(UsageError, match=f"the {what} .* is not supported"):
-            describe(EnvSpec("tests.support.toys:Walk-v0", kwargs).to_tree())
+            describe(EnvSpec("tests.support.toys:Walk-v0", kwargs).to_record())
 
 
 def test_replay_that_ends_early_is_named() -> None:
@@ -212,7 +212,7 @@ def test_many_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = 0
 
     def counting(spec: EnvSpec) -> Any:
-        env = make(spec)
+        env = make_env(spec)
         close = env.close
 
         def closing() -> None:
@@ -223,7 +223,7 @@ def test_many_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         env.close = closing  # type: ignore[method-assign]
         return env
 
-    monkeypatch.setattr(lane, "make", counting)
+    monkeypatch.setattr(lane, "make_env", counting)
     tasks.idle.clear()
     tasks.held.clear()
     with SerialEngine() as engine:

@@ -11,7 +11,7 @@ from shoal.algos.search import policy_for
 from shoal.base import seeding
 from shoal.base.trees import Tree
 from shoal.engines.serial import SerialEngine
-from shoal.envs.make import EnvSpec, make
+from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import EnvironmentFault, LearningFault
 from shoal.policies.policy import Policy
 from shoal.sampling import noise_table
@@ -23,7 +23,7 @@ PLAN = Plan(generation=4, episodes=2, steps=0, limit=None)
 
 
 def setting(env: EnvSpec, **config: Any) -> tuple[Policy, Tree]:
-    policy = policy_for(Config(**config), describe(env.to_tree()), config.get("normalise", False))
+    policy = policy_for(Config(**config), describe(env.to_record()), config.get("normalise", False))
     weights = {
         "params": policy.init(seeding.rng(0, "weights")) + np.float32(0.1),
         "mean": np.full(policy.inputs, 0.1, np.float32),
@@ -50,7 +50,7 @@ def alone(env: EnvSpec, policy: Policy, weights: Tree, params: np.ndarray, who: 
     """Return and length of one episode, played by hand."""
     act = policy.actor(weights | {"params": params})
     memory = np.zeros((1, policy.remembered), np.float32)
-    made = make(env)
+    made = make_env(env)
     observation, _ = made.reset(seed=seeding.integer(5, "fitness", 4, who, number))
     total, length, over = 0.0, 0, False
     while not over:
@@ -205,7 +205,7 @@ def test_what_a_slot_computes_after_it_was_left_does_not_count() -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[EnvSpec]:
     """Environments that lanes make."""
     found: list[EnvSpec] = []
-    monkeypatch.setattr("shoal.sampling.lane.make", lambda spec: found.append(spec) or make(spec))
+    monkeypatch.setattr("shoal.sampling.lane.make_env", lambda spec: found.append(spec) or make_env(spec))
     return found
 
 

@@ -99,8 +99,8 @@ def test_a_policy_is_played_outside_of_the_vector(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no vector form of its own"):
-        describe(EnvSpec("Pendulum-v1", vector="gymnasium").to_tree())
+    with pytest.raises(UsageError, match="registers no vector_entry_point"):
+        describe(EnvSpec("Pendulum-v1", vector="gymnasium").to_record())
     found = Settings("CartPole-v1", vector="gymnasium", recreate_after=3).problems()
     assert any("recreate_after" in problem for problem in found)
     code, _, err = shoal("train", "ppo", "CartPole-v1", "--vector", "gymnasium", "--batch", "episodes", cwd=tmp_path)

@@ -33,7 +33,7 @@ def rows_of(rank: int, columns: int = 2) -> np.ndarray:
 def differ(call: Any, *words: str) -> None:
     """The call raises on this rank (and as every rank runs this, on all), and the message has these words."""
     if SIZE == 1:
-        return  # nobody to differ from
+        return  # no other rank to differ from
     with pytest.raises(RanksDiffer) as caught:
         call()
     for word in words:
@@ -93,7 +93,7 @@ def check_gather_refuses_on_all_ranks() -> None:
     wide = np.zeros((2, 3), np.float64 if last == RANK else np.float32)
     differ(lambda: spmd.gather({"wide": wide}), "'wide'", f"float64 with rows of shape (3,) on rank {last}", "float32")
     differ(lambda: spmd.gather({"tall": np.zeros((1, 2 + (RANK == 1)))}), "shape (3,) on rank 1", "shape (2,)")
-    differ(lambda: spmd.gather({"a": 1} if RANK else {"b": 1}), "rank 1 brings ['a'], rank 0 brings ['b']")
+    differ(lambda: spmd.gather({"a": 1} if RANK else {"b": 1}), "rank 1 passes ['a'], rank 0 passes ['b']")
     differ(lambda: spmd.gather({"bad": [[1], [1, 2]] if RANK == 1 else [[1]]}), "rank 1", "'bad' cannot be gathered")
     differ(lambda: spmd.gather({"object": object()}), f"rank {last}: 'object' cannot be gathered: its type is object")
 
@@ -133,7 +133,7 @@ def check_sum_refuses_on_all_ranks() -> None:
     differ(lambda: spmd.sum(np.zeros(2 + (RANK == 1))), "(3,) on rank 1", "(2,) on rank 0")
     differ(lambda: spmd.mean({"a": np.zeros(2, np.float32 if RANK else np.float64)}), "['a']", "on rank 1")
     differ(lambda: spmd.sum(np.zeros(2, np.float16)), "float16, which MPI cannot add")
-    differ(lambda: spmd.sum([1, 2] if RANK == 1 else [1]), "rank 1 brings 2 arrays, rank 0 brings 1")
+    differ(lambda: spmd.sum([1, 2] if RANK == 1 else [1]), "rank 1 passes 2 arrays, rank 0 passes 1")
     differ(lambda: spmd.sum("text" if RANK == 1 else 1), "rank 1")
 
 
@@ -266,7 +266,7 @@ def check_torch() -> None:
         model(torch.ones(4, 3)).sum().backward()
     else:
         model[0](torch.ones(4, 3)).sum().backward()
-    differ(lambda: spmd.average_gradients(model), "rank 1 brings 6 arrays, rank 0 brings 2")
+    differ(lambda: spmd.average_gradients(model), "rank 1 passes 6 arrays, rank 0 passes 2")
 
 
 def check_many_calls() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.errors import MissingExtra, UsageError
 from shoal.spmd import launch
-from shoal.spmd.launching import Place, place
+from shoal.spmd.launching import LaunchedRank, launched_rank
 from shoal.spmd.world import _timeout
 from tests.spmd import checks
 from tests.support.docs import commands
@@ -36,7 +36,7 @@ def run(*words: object, cwd: Path = ROOT, **variables: str) -> tuple[int, str, s
 
 
 def run_ranks(folder: Path, processes: int, body: str, **variables: str) -> tuple[int, str, str]:
-    """Run a script under mpirun whose ranks first come together once, so that all are there when things go wrong."""
+    """Run a script under mpirun whose ranks first make a common call, so that all have started when things go wrong."""
     script = folder / "script.py"
     head = f"import os, sys, time\nfrom shoal import spmd\nspmd.launch({processes})\nspmd.sum(1)\nrank = spmd.rank()\n"
     script.write_text(head + textwrap.dedent(body).strip() + "\n")
@@ -72,7 +72,7 @@ def test_import_is_light() -> None:
 
 
 def test_one_process_needs_no_mpi() -> None:
-    code, out, err = run("-c", WITHOUT_MPI + "from tests import spmd_checks; checks.main([])")
+    code, out, err = run("-c", WITHOUT_MPI + "from tests.spmd import checks; checks.main([])")
     assert code == 0, err
     assert out.count("passed: ") == len(checks.LIGHT)
 
@@ -130,11 +130,11 @@ def test_launch_refuses_what_it_cannot_run_again(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_ranks_are_known_by_their_launchers(variables: dict[str, str], expected: int | str | None) -> None:
-    found = place(variables)
+    found = launched_rank(variables)
     if expected is None:
         assert found is None
     else:
-        assert isinstance(found, Place)
+        assert isinstance(found, LaunchedRank)
         assert found.size == (None if expected == "unknown" else expected)
 
 
@@ -146,7 +146,7 @@ def test_ranks_without_their_mpi_say_so() -> None:
     assert "pip install 'shoal[mpi]'" in err
     code, _, err = run("-c", "from shoal import spmd; spmd.rank()", **rank)
     assert code == 1
-    assert "started 4 processes, but to mpi4py each is one of 1" in err
+    assert "started 4 processes, but mpi4py sees 1" in err
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan"])
@@ -184,7 +184,7 @@ def test_missing_rank_is_named_after_the_time_limit(tmp_path: Path) -> None:
     assert code == 124
     assert "has waited 3 s for rank 1:" in err
     assert "ranks 0, 2: sum at script.py:8" in err
-    assert "rank 1: has not come" in err
+    assert "rank 1: has not arrived" in err
     assert "SHOAL_SPMD_TIMEOUT=6" in err
 
 

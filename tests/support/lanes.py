@@ -15,7 +15,7 @@ WALK = EnvSpec("tests.support.toys:Walk-v0")
 
 
 def policy_for(env: EnvSpec, normalise: bool = True) -> tuple[Policy, Tree]:
-    spaces = describe(env.to_tree())
+    spaces = describe(env.to_record())
     policy = Policy(
         tuple(spaces["shape"]), spaces["dtype"], actions.from_record(spaces["distribution"]), (8,), normalise=normalise
     )

@@ -16,7 +16,7 @@ from shoal.commands.compare.plan import Job
 from shoal.engines.base import Engine
 from shoal.policies.policy import SavedPolicy
 from shoal.reports import curves
-from shoal.reports.tables import interquartile_mean, table
+from shoal.reports.tables import interquartile_mean, markdown_table
 
 POINTS = 120
 """A curve of the picture has so many."""
@@ -84,7 +84,7 @@ def tabulate(findings: Sequence[Finding], threshold: float | None) -> str:
     head += [] if threshold is None else [f"steps to {threshold:g}"]
     head += ["steps", "seconds"]
     rows = [(statistics.fmean(found.score for found in sides), _row(sides, threshold)) for sides in _sides(findings)]
-    return table(head, [row for _, row in sorted(rows, key=lambda pair: -pair[0])])
+    return markdown_table(head, [row for _, row in sorted(rows, key=lambda pair: -pair[0])])
 
 
 def _sides(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -115,17 +115,17 @@ def picture(title: str, findings: Sequence[Finding]) -> str:
     """Mean and range over seeds against environment steps and against time, as an SVG."""
     sides = _sides([found for found in findings if len(found.known)])
     panels = [
-        curves.Panel(axis, [_line(side, column) for side in sides])
+        curves.Panel(axis, [_curve(side, column) for side in sides])
         for column, axis in ((0, "environment steps"), (1, "seconds"))
     ]
-    return curves.draw(title, panels)
+    return curves.draw_curves(title, panels)
 
 
-def _line(found: Sequence[Finding], column: int) -> curves.Line:
+def _curve(found: Sequence[Finding], column: int) -> curves.Curve:
     """Mean and range of several curves, from where all have begun. One that has ended keeps its last return."""
     known = [finding.known for finding in found]
     across = np.linspace(max(curve[0, column] for curve in known), max(curve[-1, column] for curve in known), POINTS)
     returns = np.stack([np.interp(across, curve[:, column], curve[:, 2]) for curve in known])
     band = zip(across, returns.min(axis=0), returns.max(axis=0), strict=True) if len(found) > 1 else ()
     points = zip(across, returns.mean(axis=0), strict=True)
-    return curves.Line(found[0].job.label, list(points), list(band))
+    return curves.Curve(found[0].job.label, list(points), list(band))

@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from shoal.base.host import WORKER_ENVIRONMENT, python_path
+from shoal.base.host import WORKER_ENVIRONMENT, module_command, python_path
 from shoal.commands.compare.plan import Job
 from shoal.engines.base import Engine
 from shoal.engines.proxy import lend
@@ -121,11 +121,11 @@ def _start(job: Job, theirs: socket.socket, workers: int) -> subprocess.Popen[st
         "workers": workers,
         "path": list(sys.path),
     }
-    command = [sys.executable, "-P", "-m", "shoal.commands.compare.head", str(theirs.fileno())]
+    command = module_command("shoal.commands.compare.head", str(theirs.fileno()), json.dumps(description))
     # A rank's variables would make whoever reads them take this process for the rank.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PMI_"))}
     return subprocess.Popen(
-        [*command, json.dumps(description)],
+        command,
         pass_fds=[theirs.fileno()],
         env=environment | WORKER_ENVIRONMENT | {"PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,

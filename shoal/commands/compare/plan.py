@@ -19,7 +19,7 @@ import tyro
 
 from shoal import algos, engines
 from shoal.base import validation
-from shoal.envs.make import EnvSpec, check_id, registered
+from shoal.envs.make import EnvSpec, env_problems, registered
 from shoal.errors import ShoalError, UsageError
 from shoal.runs import presets, run
 from shoal.runs.folder import RunDir, check_name
@@ -82,7 +82,7 @@ class Comparison:
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         found = engines.check(self.engine, self.workers) + ([] if self.name is None else check_name(self.name))
-        found += validation.problems(
+        found += validation.field_problems(
             self,
             at_least_one=("seeds", "steps", "max_episode_steps", "episodes", "at_once"),
             finite=() if self.threshold is None else ("threshold",),
@@ -248,7 +248,7 @@ def _presets(
         if preset and {key: preset[key] for key in _TASK if key in preset} | own == task:
             found[algo] = preset
     if not tasks and wanted.preset:
-        problems += [problem for problem in check_id(wanted.env) if problem not in problems]
+        problems += [problem for problem in env_problems(wanted.env) if problem not in problems]
     return found, task
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import UsageError
-from shoal.spmd.launching import place
+from shoal.spmd.launching import launched_rank
 
 # Variables that together are equal for all ranks of one start, and differ between starts.
 _JOBS = (
@@ -45,7 +45,7 @@ class Allocation:
     @classmethod
     def read(cls, variables: Mapping[str, str], ranks: int | None = None, job: str | None = None) -> Allocation:
         """From the environment; `ranks` and `job` say what it does not."""
-        here = place(variables) or _pbs(variables)
+        here = launched_rank(variables) or _pbs(variables)
         launcher, rank, size = ("", 0, 1) if here is None else here if isinstance(here, tuple) else (
             here.launcher, here.rank, here.size)  # fmt: skip
         problems = []
