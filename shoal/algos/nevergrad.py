@@ -150,9 +150,7 @@ def train(
             metrics=scores.metrics() | {"time/iterations": iteration} | own_score(outcome, own) | measures | timing,
             learned=learned,
             state=lambda learned=learned: learned,  # type: ignore[misc]
-            policy=SavedPolicy(
-                policy, {"params": best, "mean": first["mean"], "scale": first["scale"]}, env.to_record()
-            ),
+            policy=SavedPolicy(policy, current, env.to_record()),
         )
 
 
