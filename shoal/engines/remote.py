@@ -253,7 +253,7 @@ class RemoteEngine(Engine):
                         settled.append((call.future, body.get("result"), error))
                 case Fail(task, error):
                     settled.append((self._calls.pop(task).future, None, error))
-                case GiveUp(worker, _):
+                case GiveUp(worker):
                     self._transport.drop(worker)
                 case Notice(text):
                     log.warning("%s", text)
