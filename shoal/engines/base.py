@@ -48,10 +48,10 @@ class Engine(abc.ABC):
         """Prepare a value to be sent once to each worker that needs it. Pass the result to tasks in its place."""
 
     @abc.abstractmethod
-    def submit(self, function: Callable[..., Any], /, *args: object, key: Hashable = None) -> Future[Any]:
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         """Run `function(*args)` on a worker. Tasks with equal keys prefer the same worker."""
 
-    def map(self, function: Callable[..., Any], items: Iterable[object], /, *args: object) -> list[Any]:
+    def map(self, function: Callable[..., object], items: Iterable[object], /, *args: object) -> list[Any]:
         """Return `[function(item, *args) for item in items]`, computed on the workers, in the order of the items."""
         futures = [self.submit(function, item, *args) for item in items]
         try:

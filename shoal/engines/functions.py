@@ -9,7 +9,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
-from typing import Any
 
 from shoal.errors import NotNameable, UsageError
 
@@ -31,7 +30,7 @@ write files."""
 _trusted: frozenset[str] | None = None  # modules that this process may import because a message names them; None: any
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     """Return the name by which a worker finds a function; refuse functions that have none."""
     module: str | None = getattr(function, "__module__", None)
     name: str | None = getattr(function, "__qualname__", None)
@@ -89,15 +88,15 @@ class Functions:
         self.allow = None if allow is None else frozenset(allow)
         self.main = main
         self.source = source
-        self._found: dict[str, Callable[..., Any]] = {}
+        self._found: dict[str, Callable[..., object]] = {}
 
-    def find(self, name: str) -> Callable[..., Any]:
+    def find(self, name: str) -> Callable[..., object]:
         """Return the function with the name `module:function`."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
-    def remember(self, name: str, function: Callable[..., Any]) -> None:
+    def remember(self, name: str, function: Callable[..., object]) -> None:
         """Register a function of this process: to look it up by name would load the head's script a second time."""
         self._found[name] = function
 
@@ -111,16 +110,16 @@ class Functions:
                 f"If you trust that module, start the worker with --allow {module_name}"
             )
 
-    def _find(self, name: str) -> Callable[..., Any]:
+    def _find(self, name: str) -> Callable[..., object]:
         self.permit(name)
         module_name, _, function_name = name.partition(":")
         module = self._load_main() if module_name == MAIN else importlib.import_module(module_name)
-        function = getattr(module, function_name, None)
+        function: object = getattr(module, function_name, None)
         if not callable(function):
             raise UsageError(f"this worker found no function {function_name} in {module_name} ({module.__file__})")
         if self.allow is not None and getattr(function, "__module__", None) != module.__name__:
             raise UsageError(f"this worker may not run {name}: {module_name} only imports it from another module")
-        return function  # type: ignore[no-any-return]
+        return function
 
     def _load_main(self) -> ModuleType:
         if _MAIN_ON_WORKER in sys.modules:

@@ -141,7 +141,7 @@ class EngineProxy(Engine):
         self._send(Message(Kind.SHARE, shared.number, shared.frame))
         return shared
 
-    def submit(self, function: Callable[..., Any], /, *args: object, key: Hashable = None) -> Future[Any]:
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         """Run `function(*args)` on one of the owner's workers."""
         name = name_of(function)
         call = (name, list(args), None if key is None else str(key))

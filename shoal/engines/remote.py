@@ -135,7 +135,7 @@ class RemoteEngine(Engine):
     def share(self, value: object) -> Shared:
         return self._shared.add(next(self._numbers), value, self.largest)
 
-    def submit(self, function: Callable[..., Any], /, *args: object, key: Hashable = None) -> Future[Any]:
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         name = name_of(function)
         frame, shared = wire.encode_with_shared((name, list(args)), f"an argument of {name}", self.largest)
         self._shared.refuse_others(shared)
@@ -206,7 +206,7 @@ class RemoteEngine(Engine):
             return []
         kind, number, frame = event.message
         try:
-            content = _hello(frame) if kind == Kind.HELLO else _outcome(kind, frame)
+            content: dict[str, str] | _Outcome = _hello(frame) if kind == Kind.HELLO else _outcome(kind, frame)
         except WireError as error:  # the bytes may come from anywhere, so nothing in them is acted on
             self._transport.drop(event.worker)
             return self._scheduler.left(now, event.worker, f"sent an invalid message: {error}")

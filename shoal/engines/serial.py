@@ -40,7 +40,7 @@ class SerialEngine(Engine):
         """Encode a value once for all tasks that refer to it."""
         return Shared(next(self._numbers), wire.encode(value, "the shared value"))
 
-    def submit(self, function: Callable[..., Any], /, *args: object, key: Hashable = None) -> Future[Any]:
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         """Run `function(*args)` now; the future is done when this returns."""
         if self._closed:
             raise EngineClosed("this engine is closed; make a new one with shoal.engine(...)")

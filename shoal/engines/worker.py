@@ -21,8 +21,8 @@ from shoal.engines.wire import PREFIX, DoneBody, ErrorBody, FailedBody, Kind, Me
 class Server:
     """Runs tasks and keeps shared values. `handle` takes one message and returns the reply, if it needs one."""
 
-    def __init__(self, allow: Collection[str] | None = (), main: str | None = None) -> None:
-        self.functions = Functions(allow, main)
+    def __init__(self, allow: Collection[str] | None = ()) -> None:
+        self.functions = Functions(allow)
         self.shared: dict[int, object] = {}
 
     def handle(self, message: Message) -> Message | None:
