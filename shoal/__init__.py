@@ -1,8 +1,8 @@
-"""Shoal: distributed reinforcement learning with the same answer on every engine and any number of workers."""
+"""Shoal: distributed reinforcement learning with the same results on every engine and any number of workers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "Shared", "__version__", "engine", "errors"]
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from shoal.engines.wire import Shared
 
 
-def __getattr__(name: str) -> Any:
-    # Late, so that `import shoal` stays cheap: workers and `shoal --help` pay for it at every start.
+def __getattr__(name: str) -> object:
+    # Imported on first use, because `import shoal` is part of every start of a worker and of the command line.
     if name == "engine":
         from shoal.engines import make
 

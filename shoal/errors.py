@@ -1,26 +1,26 @@
 """Every error that Shoal raises on purpose.
 
-A message says what happened, with which values, the likely cause and what to type next. `exit_code` is what the
-command line ends with: 2 for what the caller can mend (settings, environment, files), 1 for everything else.
+A message states what happened, with which values, the likely cause and the command to run next. `exit_code` is the
+exit status of the command line: 2 for what the caller can fix (settings, environment, files), 1 for everything else.
 
     ShoalError
     ├── UsageError            a setting, name or value that cannot be used; lists every problem found
     │   ├── MissingExtra      an optional package is not installed
-    │   ├── RanksDiffer       what the ranks of a script bring to one call does not fit; raised on all of them
-    │   ├── NotNameable       a function that no worker could find again (lambda, closure, method)
+    │   ├── RanksDiffer       the ranks of a script passed incompatible values to one call; raised on all of them
+    │   ├── NotNameable       a function that no worker can find by name (lambda, closure, method)
     │   └── WireError         a value that cannot be sent, or bytes that are not a message
     ├── EnvironmentFault      the environment raised, returned NaN or never ended
     ├── CheckpointFault       no checkpoint of the run can be read
     ├── RunBusy               another process is training this run
-    ├── LearningFault         the update produced numbers that are not finite
+    ├── LearningFault         an update produced non-finite numbers
     ├── DiskFault             a run could not be written
     └── EngineError           something went wrong between the head and its workers
         ├── TaskFailed        the task raised; carries the worker's traceback
-        ├── PoisonTask        the task cost several workers their lives
-        ├── NoWorkers         nobody was there to run it
+        ├── PoisonTask        several workers died while they ran the task
+        ├── NoWorkers         no worker connected in time to run it
         ├── WorkerRefused     a worker's versions or arithmetic differ from the head's
-        └── EngineClosed      the engine was closed first
-    Stopped                   not an error: SIGINT or SIGTERM
+        └── EngineClosed      the engine was closed before the task finished
+    Stopped                   not an error: SIGINT, SIGTERM or SIGUSR2
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 
 class Stopped(BaseException):
-    """A signal asked the run to end. Not an Exception, so that nothing on the way takes it for an error."""
+    """A signal asked the run to stop. Not an Exception, so that no handler on the way takes it for an error."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -38,13 +38,13 @@ class Stopped(BaseException):
 
 
 class ShoalError(Exception):
-    """Root of all errors raised on purpose."""
+    """Root of all errors that Shoal raises on purpose."""
 
     exit_code = 1
 
 
 class UsageError(ShoalError):
-    """One or more things the caller has to change; all of them are listed."""
+    """One or more problems that the caller has to fix; `problems` lists all of them."""
 
     exit_code = 2
 
@@ -58,41 +58,41 @@ class MissingExtra(UsageError):
 
 
 class RanksDiffer(UsageError):
-    """What the ranks of a script bring to one call (`shoal.spmd`) does not fit together. Raised on all of them."""
+    """The ranks of a script passed incompatible values to one call of `shoal.spmd`. Raised on all of them."""
 
 
 class NotNameable(UsageError):
-    """A function has no importable name, so no worker could find it."""
+    """A function has no importable name, so no worker can find it."""
 
 
 class WireError(UsageError):
-    """A value cannot be put on the wire, or bytes from it are not a valid message."""
+    """A value cannot be sent, or received bytes are not a valid message."""
 
 
 class EnvironmentFault(ShoalError):
-    """The environment raised, returned numbers that are not finite, or never ended."""
+    """The environment raised, returned non-finite numbers, or never ended an episode."""
 
     exit_code = 2
 
 
 class CheckpointFault(ShoalError):
-    """A run folder holds no checkpoint that can be read."""
+    """A run folder holds no readable checkpoint."""
 
     exit_code = 2
 
 
 class RunBusy(ShoalError):
-    """Another process holds the run."""
+    """Another process is training the run."""
 
     exit_code = 2
 
 
 class LearningFault(ShoalError):
-    """An update produced numbers that are not finite; nothing of it was kept."""
+    """An update produced non-finite numbers; nothing of it was kept."""
 
 
 class DiskFault(ShoalError):
-    """A run could not be written."""
+    """Files of a run could not be written."""
 
 
 class EngineError(ShoalError):
@@ -100,7 +100,7 @@ class EngineError(ShoalError):
 
 
 class TaskFailed(EngineError):
-    """A task raised. `remote_traceback` is the traceback as the worker saw it."""
+    """A task raised. `remote_traceback` is the traceback on the worker."""
 
     def __init__(self, message: str, remote_traceback: str = "") -> None:
         super().__init__(f"{message}\n\n{remote_traceback}" if remote_traceback else message)
@@ -112,7 +112,7 @@ class PoisonTask(EngineError):
 
 
 class NoWorkers(EngineError):
-    """Tasks waited, and no worker came."""
+    """Tasks waited too long for a worker to connect."""
 
 
 class WorkerRefused(EngineError):
@@ -120,9 +120,9 @@ class WorkerRefused(EngineError):
 
 
 class EngineClosed(EngineError):
-    """The engine was closed before the task was done."""
+    """The engine was closed before the task finished."""
 
 
 def problem_list(error: ShoalError) -> list[str]:
-    """The separate problems of an error, for printing one to a line."""
+    """List the problems of an error, to print one per line."""
     return error.problems if isinstance(error, UsageError) else [str(error)]

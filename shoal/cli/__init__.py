@@ -105,11 +105,11 @@ def _serve_if_rank(words: list[str]) -> None:
         if here.rank:
             sys.exit(0)
         return
-    from shoal.engines.mpi import Ranks
+    from shoal.engines.mpi import MPIJob
 
-    ranks = Ranks.of_this_job()
+    job = MPIJob.of_this_process()
     if here.rank:
-        ranks.serve()
+        job.serve()
         sys.exit(0)
 
 

@@ -36,7 +36,7 @@ def evaluate(
     workers: int | None = None,
 ) -> Scores:  # fmt: skip
     """Play `count` episodes with the newest policy of a run, or with a policy file."""
-    problems = engines.check(engine, workers)
+    problems = engines.engine_problems(engine, workers)
     if count < 1:
         problems.append(f"episodes must be at least 1, not {count}")
     if not 0 <= seed <= MAX_SEED:

@@ -70,7 +70,7 @@ def parse_engines(text: str) -> list[tuple[str, int | None]]:
             problems.append(f"{item!r} is not an engine with a number of workers, such as processes:3")
             continue
         workers = int(count) if count else None
-        problems += engines.check(name, workers)
+        problems += engines.engine_problems(name, workers)
         found.append((name, workers))
     if problems:
         raise UsageError(problems)

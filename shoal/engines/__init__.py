@@ -1,4 +1,4 @@
-"""Engines by name. `make("processes", workers=4)` is what `shoal.engine` calls."""
+"""Engines by name. `shoal.engine` is this module's `make`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from shoal.engines.base import Engine
 from shoal.errors import UsageError
 
-# name -> where its class is; loaded only when asked for, so that optional packages stay optional
+# name -> module:class, imported on first use so that optional packages stay optional
 ENGINES = {
     "serial": "shoal.engines.serial:SerialEngine",
     "processes": "shoal.engines.processes:ProcessesEngine",
@@ -19,23 +19,23 @@ ENGINES = {
     "redis": "shoal.engines.redis.engine:RedisEngine",
 }
 ADDRESSED: tuple[str, ...] = ("ray", "redis")
-"""Engines that may be told where their workers are: NAME://ADDRESS."""
+"""Engines that take an address: NAME://ADDRESS."""
 
 
-def split(engine: str) -> tuple[str, str | None]:
-    """Name and address of an engine, from `NAME` or `NAME://ADDRESS`."""
+def split_address(engine: str) -> tuple[str, str | None]:
+    """Split `NAME` or `NAME://ADDRESS` into an engine's name and address."""
     name, separator, address = engine.partition("://")
-    if name in ("rediss", "unix"):  # other ways to a Redis server
+    if name in ("rediss", "unix"):  # other schemes of Redis addresses
         return "redis", engine
     return name, address if separator else None
 
 
-def check(engine: str, workers: int | None, options: Mapping[str, Any] | None = None) -> list[str]:
-    """What is wrong with an engine's name, address, number of workers and options of its own."""
-    name, address = split(engine)
+def engine_problems(engine: str, workers: int | None, options: Mapping[str, object] | None = None) -> list[str]:
+    """List what is wrong with an engine's name, address, number of workers and options."""
+    name, address = split_address(engine)
     problems = []
     if address is not None and name in ENGINES and name not in ADDRESSED:
-        problems.append(f"the {name} engine has no address, so {engine!r} is not an engine. Use --engine {name}")
+        problems.append(f"the {name} engine takes no address, so {engine!r} is not an engine. Use --engine {name}")
     if name not in ENGINES:
         near = difflib.get_close_matches(name, ENGINES, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
@@ -51,20 +51,22 @@ def check(engine: str, workers: int | None, options: Mapping[str, Any] | None = 
     if name == "ray":
         problems += importlib.import_module("shoal.engines.ray.engine").problems(address, options or {})
     elif options:
-        problems.append(f"the {name} engine has no options of its own, so it cannot have {', '.join(options)}")
+        problems.append(f"the {name} engine has no options, so it does not take {', '.join(options)}")
     return problems
 
 
 def make(name: str = "processes", workers: int | None = None, **options: Any) -> Engine:
-    """An engine by name: "serial" (this process), "processes" (this machine; one worker per core unless told), "mpi"
-    (the ranks of this job) or "ray" (a Ray cluster, or Ray on this machine).
+    """Make an engine by name, to be used as a context manager.
 
-    Use it as a context manager. `options` go to the engine's class, for example `task_timeout=600` for `processes`.
+    "serial" runs tasks in this process, "processes" on this machine (default: one worker per core), "mpi" on the other
+    ranks of this job, "ray" or "ray://ADDRESS" on a Ray cluster or in Ray on this machine, and "redis" or
+    "redis://ADDRESS" on the workers of a Redis server. `options` go to the engine's class, for example
+    `task_timeout=600`.
     """
-    problems = check(name, workers)
+    problems = engine_problems(name, workers)
     if problems:
         raise UsageError(problems)
-    name, address = split(name)
+    name, address = split_address(name)
     if address is not None:
         options["address"] = address
     module, _, attribute = ENGINES[name].partition(":")

@@ -1,4 +1,4 @@
-"""The engine contract: four methods that every engine has, and real `concurrent.futures.Future`s."""
+"""The engine contract: `share`, `submit`, `map` and `close`, with futures from `concurrent.futures`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shoal.engines.wire import Shared
 
 
 class Engine(abc.ABC):
-    """Gives tasks to workers.
+    """Runs tasks on workers.
 
     A task is a module-level function and arguments made of None, bool, int, float, str, bytes, list, tuple, dict and
-    NumPy arrays. It should be pure: what it returns depends on its arguments alone. Then it does not matter which
-    worker runs it, or how often.
+    NumPy arrays. It should be pure: its result depends on its arguments alone, so that it does not matter which worker
+    runs it, or how often.
 
         with shoal.engine("processes", workers=8) as engine:
-            weights = engine.share(policy)                    # shipped once to each worker
+            weights = engine.share(policy)                    # sent once to each worker
             scores = engine.map(rollout, seeds, weights)      # rollout(seed, policy) for each seed, in order
     """
 
     workers: int
-    """How many workers this engine was asked to have."""
+    """Number of workers that this engine is to have."""
 
     def __init__(self, workers: int) -> None:
         refuse_while_loading()
@@ -38,16 +38,21 @@ class Engine(abc.ABC):
         """Process ids of the workers that this engine runs on this machine, oldest first."""
         return []
 
-    @abc.abstractmethod
-    def share(self, value: Any) -> Shared:
-        """Ship a value once to each worker that needs it; pass the result to tasks in its place."""
+    @property
+    def shared_cores(self) -> int | None:
+        """Cores that this engine's workers share; None where the workers' cores are not known to the head."""
+        return None
 
     @abc.abstractmethod
-    def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
+    def share(self, value: object) -> Shared:
+        """Prepare a value to be sent once to each worker that needs it. Pass the result to tasks in its place."""
+
+    @abc.abstractmethod
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         """Run `function(*args)` on a worker. Tasks with equal keys prefer the same worker."""
 
-    def map(self, function: Callable[..., Any], items: Iterable[Any], /, *args: Any) -> list[Any]:
-        """`[function(item, *args) for item in items]`, on the workers; results in the order of the items."""
+    def map(self, function: Callable[..., object], items: Iterable[object], /, *args: object) -> list[Any]:
+        """Return `[function(item, *args) for item in items]`, computed on the workers, in the order of the items."""
         futures = [self.submit(function, item, *args) for item in items]
         try:
             return [future.result() for future in futures]
@@ -57,11 +62,11 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the workers. Tasks that are not done fail with `EngineClosed`. Closing twice is fine."""
+        """End the workers. Unfinished tasks fail with `EngineClosed`. Closing twice is fine."""
 
     @abc.abstractmethod
     def telemetry(self) -> Telemetry:
-        """Counters since the start: tasks, busy seconds, lost workers."""
+        """Return counters since the start: tasks, busy seconds, lost workers."""
 
     def __enter__(self) -> Self:
         return self

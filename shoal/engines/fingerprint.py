@@ -1,11 +1,10 @@
-"""What has to be equal for two processes to compute the same bits, and a digest that shows whether they do."""
+"""The fingerprint: what has to be equal for two processes to compute the same bits."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import platform
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -14,25 +13,54 @@ import numpy as np
 import shoal
 from shoal.base.blas import one_thread
 
-# The packages that compute what a task returns. Those that are not installed are left out.
+# Packages that compute the results of tasks. Those that are not installed are left out.
 _PACKAGES = ("numpy", "gymnasium", "box2d", "mujoco", "ale-py", "envpool", "open-spiel")
+
+PACKAGE = Path(shoal.__file__).parent
+
+# The code that computes results on a worker: environments, policies and sampling, and the modules that they compute
+# with. Other code (commands, reports, the engines' plumbing) decides where and when a task runs, not its result; a
+# worker whose copy of that differs from the head's still computes the same bits.
+RESULT_CODE = (
+    "envs",
+    "policies",
+    "sampling",
+    "base/blas.py",  # the number of BLAS threads changes bits
+    "base/moments.py",
+    "base/seeding.py",
+    "base/trees.py",
+    "engines/wire.py",  # head and worker must agree on the format
+)
 
 
 @functools.cache
 def fingerprint() -> dict[str, str]:
-    """This process: versions, Shoal's own code, and a digest of a little arithmetic."""
+    """Describe this process: versions, a digest of Shoal's code that computes results, and one of some arithmetic."""
     versions = {"python": platform.python_version(), "shoal": shoal.__version__}
     for name in _PACKAGES:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return versions | {"code": _code(), "canary": canary()}
+    return versions | {"code": code_digest(*RESULT_CODE), "canary": canary()}
+
+
+def code_digest(*paths: str, root: Path = PACKAGE) -> str:
+    """Digest source files of the package. Paths are relative to `root`; a folder stands for all .py files below it."""
+    files: set[Path] = set()
+    for path in paths:
+        found = root / path
+        files.update(found.rglob("*.py") if found.is_dir() else [found])
+    total = hashlib.sha256()
+    for file in sorted(files):
+        total.update(file.relative_to(root).as_posix().encode())
+        total.update(file.read_bytes())
+    return total.hexdigest()[:12]
 
 
 def canary() -> str:
-    """A digest of a few results that differ between CPU families and BLAS builds."""
-    with one_thread():  # what counts is where tasks run, and there it is one
+    """Digest a few results that differ between CPU families, byte orders and BLAS builds."""
+    with one_thread():  # as on workers
         return _canary()
 
 
@@ -48,16 +76,7 @@ def _canary() -> str:
     return total.hexdigest()[:12]
 
 
-def _code() -> str:
-    total = hashlib.sha256(sys.byteorder.encode())
-    root = Path(shoal.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        total.update(path.relative_to(root).as_posix().encode())
-        total.update(path.read_bytes())
-    return total.hexdigest()[:12]
-
-
 def difference(head: dict[str, str], worker: dict[str, str]) -> str:
-    """Both sides of what differs, or an empty string."""
+    """List the entries that differ, with both values; empty if none do."""
     keys = [key for key in sorted(head | worker) if head.get(key) != worker.get(key)]
     return "; ".join(f"{key}: head {head.get(key, 'none')}, worker {worker.get(key, 'none')}" for key in keys)

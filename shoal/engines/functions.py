@@ -1,4 +1,4 @@
-"""Functions travel by name: `module:function`, looked up again on the worker. No code crosses the wire."""
+"""Functions are sent by name (`module:function`) and looked up on the worker. No code is pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
-from typing import Any
 
 from shoal.errors import NotNameable, UsageError
 
@@ -20,13 +19,13 @@ _loading_main = False
 OWN_TASKS = "shoal.sampling.tasks"
 """The module whose functions every worker runs, even one that trusts no other module. The package has functions that
 start processes and write files, so being part of it is not enough."""
-_trusted: frozenset[str] | None = None  # modules that may be imported in this process because a message says so
+_trusted: frozenset[str] | None = None  # modules that this process may import because a message names them; None: any
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """The name by which a worker finds a function again; refuses what has none."""
-    module = getattr(function, "__module__", None)
-    name = getattr(function, "__qualname__", None)
+def name_of(function: Callable[..., object]) -> str:
+    """Return the name by which a worker finds a function; refuse functions that have none."""
+    module: str | None = getattr(function, "__module__", None)
+    name: str | None = getattr(function, "__qualname__", None)
     advice = "Define it with `def` at the top level of a module or of your script, and pass what it needs as arguments."
     if module is None or name is None or not callable(function):
         raise NotNameable(f"{function!r} has no importable name, so workers cannot find it. {advice}")
@@ -44,18 +43,18 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def main_script() -> str | None:
-    """The file of the running script, for workers to load functions of `__main__` from."""
+    """Return the file of the running script, from which workers load functions of `__main__`."""
     return getattr(sys.modules.get(MAIN), "__file__", None)
 
 
 def trust(modules: Collection[str] | None) -> None:
-    """From now on this process imports only these modules on behalf of a message; None imports any."""
+    """From now on, let messages make this process import these modules only; None allows any."""
     global _trusted  # noqa: PLW0603 - a process serves one head
     _trusted = None if modules is None else frozenset(modules)
 
 
 def refuse_module(name: str) -> None:
-    """Raise if a module that a message names is not one of those that this process trusts."""
+    """Raise if a module that a message names is not among those that this process trusts."""
     if _trusted is not None and not _covers(_trusted, name):
         raise UsageError(
             f"this worker may not import {name}. If you trust that module, start the worker with --allow {name}"
@@ -63,14 +62,17 @@ def refuse_module(name: str) -> None:
 
 
 def _covers(modules: Collection[str], name: str) -> bool:
-    """Whether a module or one of the packages that it is in is among these."""
+    """Whether a module, or a package that contains it, is among these."""
     parents = name.split(".")
     return any(".".join(parents[: depth + 1]) in modules for depth in range(len(parents)))
 
 
 class Functions:
-    """Finds functions by name on a worker. `allow` lists the modules that may be named besides Shoal's own tasks; None
-    allows any. `main` is the head's script, and `source` its content, where the worker need not have that file."""
+    """Finds functions by name on a worker.
+
+    `allow` lists the modules that may be named in addition to Shoal's own tasks; None allows any. `main` is the file of
+    the head's script, and `source` its text if the worker may not have that file.
+    """
 
     def __init__(
         self, allow: Collection[str] | None = (), main: str | None = None, source: bytes | None = None
@@ -78,20 +80,20 @@ class Functions:
         self.allow = None if allow is None else frozenset(allow)
         self.main = main
         self.source = source
-        self._found: dict[str, Callable[..., Any]] = {}
+        self._found: dict[str, Callable[..., object]] = {}
 
-    def find(self, name: str) -> Callable[..., Any]:
-        """The function called `module:function`."""
+    def find(self, name: str) -> Callable[..., object]:
+        """Return the function with the name `module:function`."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
-    def remember(self, name: str, function: Callable[..., Any]) -> None:
-        """In the head's own process the function is at hand; looking it up again would load the script twice."""
+    def remember(self, name: str, function: Callable[..., object]) -> None:
+        """Register a function of this process: to look it up by name would load the head's script a second time."""
         self._found[name] = function
 
     def permit(self, name: str) -> None:
-        """Raise if a function may not be run here, whatever it is."""
+        """Raise if a function of this name may not be run here. Imports nothing."""
         module_name, _, function = name.partition(":")
         own = module_name == OWN_TASKS and not function.startswith("_")
         if self.allow is not None and not own and not _covers(self.allow, module_name):
@@ -101,23 +103,23 @@ class Functions:
                 f"If you trust that module, start the worker with --allow {module_name}"
             )
 
-    def _find(self, name: str) -> Callable[..., Any]:
+    def _find(self, name: str) -> Callable[..., object]:
         self.permit(name)
         module_name, _, function_name = name.partition(":")
         module = self._load_main() if module_name == MAIN else importlib.import_module(module_name)
-        function = getattr(module, function_name, None)
+        function: object = getattr(module, function_name, None)
         if not callable(function):
-            raise UsageError(f"this worker finds no function {function_name} in {module_name} ({module.__file__})")
+            raise UsageError(f"this worker found no function {function_name} in {module_name} ({module.__file__})")
         if self.allow is not None and getattr(function, "__module__", None) != module.__name__:
-            raise UsageError(f"this worker may not run {name}: {module_name} only imports it from elsewhere")
-        return function  # type: ignore[no-any-return]
+            raise UsageError(f"this worker may not run {name}: {module_name} only imports it from another module")
+        return function
 
     def _load_main(self) -> ModuleType:
         if _MAIN_ON_WORKER in sys.modules:
             return sys.modules[_MAIN_ON_WORKER]
         if self.main is None:
-            raise UsageError("the head has no script file (an interactive session?). Put the function into a module.")
-        loader = None if self.source is None else _Travelled(self.main, self.source)
+            raise UsageError("the head has no script file (an interactive session?). Put the function into a module")
+        loader = None if self.source is None else _ScriptLoader(self.main, self.source)
         spec = importlib.util.spec_from_file_location(_MAIN_ON_WORKER, self.main, loader=loader)
         if spec is None or spec.loader is None:
             raise UsageError(f"the worker cannot load the script {self.main}")
@@ -132,8 +134,8 @@ class Functions:
         return module
 
 
-class _Travelled(importlib.abc.SourceLoader):
-    """Loads a script from its text; `path` is where it was on the head."""
+class _ScriptLoader(importlib.abc.SourceLoader):
+    """Loads a script from its text; `path` is its file on the head."""
 
     def __init__(self, path: str, source: bytes) -> None:
         self.path, self.source = path, source
@@ -143,7 +145,7 @@ class _Travelled(importlib.abc.SourceLoader):
 
     def get_data(self, path: str | bytes) -> bytes:
         if path != self.path:
-            raise OSError(f"only {self.path} travelled along, not {path!r}")
+            raise OSError(f"the head sent {self.path} only, not {path!r}")
         return self.source
 
 
@@ -158,7 +160,7 @@ def _marked_as_loading() -> Iterator[None]:
 
 
 def refuse_while_loading() -> None:
-    """An engine started by a worker that is only loading the user's script means the script has no main guard."""
+    """Raise in a worker that is loading the user's script: a script that starts an engine then has no main guard."""
     if _loading_main:
         raise UsageError(
             "this script starts an engine when it is imported, and workers import it to find its functions. "

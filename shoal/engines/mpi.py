@@ -1,10 +1,10 @@
-"""Workers as ranks of an MPI job: rank 0 is the head, the others serve. Buffers only, never pickles.
+"""Workers as ranks of an MPI job: rank 0 is the head, the other ranks serve it. Only buffers are sent, never pickles.
 
 A message is a prefix and a frame, sent from one rank to another. A shared value is announced to all ranks and then
-broadcast once. All of the head's MPI calls are made by the engine's own thread. Both sides look for messages and sleep
-between looks: MPI's own waiting keeps a core busy, on which somebody else could learn or step environments.
+broadcast once. Only the engine's thread makes MPI calls on the head. Both sides poll for messages and sleep in between:
+MPI's blocking calls spin, which would take a core from the learner or from the environments.
 
-A rank that dies ends the whole job; `shoal.commands.mpirun` starts it again from the last checkpoint.
+A rank that dies ends the whole job; `shoal.commands.mpirun` restarts it from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,70 +23,72 @@ from shoal.base import signals
 from shoal.base.backoff import Backoff
 from shoal.engines.remote import Broken, Event, Heard, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
-from shoal.engines.wire import PREFIX, Kind, Message
+from shoal.engines.wire import PREFIX, Buffer, Kind, Message
 from shoal.engines.worker import Server, serve
 from shoal.errors import MissingExtra, UsageError, WorkerRefused
 
-_CONTROL = 0  # tag of what is said to ranks that wait; each engine has a tag of its own, so late messages are known
-_DETACH, _ATTACH, _RELEASE, _RELEASED = 100, 101, 102, 103  # kinds that no other message has
-_SHORTEST, _LONGEST = 2e-5, 1e-3  # seconds of sleep between looks: short while messages come, longer while they do not
+_CONTROL = 0  # tag of messages to idle ranks; each engine has its own tag, so that late messages are recognised
+_DETACH, _ATTACH, _RELEASE, _RELEASED = 100, 101, 102, 103  # kinds, in addition to those of `wire.Kind`
+_SHORTEST, _LONGEST = 2e-5, 1e-3  # seconds of sleep between polls, growing while no message arrives
 LOST = 75
 """Exit code of a job that gave up on a rank."""
 _PATIENCE = 5.0  # seconds for ranks to end by themselves
+_Request = Any  # mpi4py.MPI.Request; mpi4py is optional and has no types
 
 
 class MPIEngine(RemoteEngine):
-    """All other ranks of this MPI job. On those ranks, making it serves the head and then exits."""
+    """Runs tasks on all other ranks of this MPI job. On those ranks, the constructor serves the head and then exits."""
 
     _tags = itertools.count(1)
 
     def __init__(
         self, workers: int | None = None, *, task_timeout: float | None = None, allow_mixed: bool = False
     ) -> None:
-        ranks = Ranks.of_this_job()
-        if ranks.rank:
-            ranks.serve()
+        job = MPIJob.of_this_process()
+        if job.rank:
+            job.serve()
             sys.exit(0)
-        if workers not in (None, ranks.size - 1) or ranks.size == 1:
+        if workers not in (None, job.size - 1) or job.size == 1:
             wanted = 2 if workers is None else workers
             raise UsageError(
-                f"the mpi engine has one worker for each rank but the first, and this job has {ranks.size} rank(s), "
-                f"which do not make {wanted} worker(s). To start one that does, type: mpirun -n {wanted + 1} ..."
+                f"the mpi engine has one worker per rank except the first, and this job has {job.size} rank(s), "
+                f"so it cannot have {wanted} worker(s). Run: mpirun -n {wanted + 1} ..."
             )
-        if ranks.in_use:
-            raise UsageError("this MPI job's ranks already work for an engine. Close it before you make another one")
-        ranks.in_use = True
+        if job.in_use:
+            raise UsageError("this MPI job's ranks already serve an engine. Close it before you make another one")
+        job.in_use = True
         scheduler = Scheduler(task_timeout=task_timeout, lease=float("inf"))
-        transport = MPITransport(ranks, next(self._tags))
-        super().__init__(transport, workers=ranks.size - 1, scheduler=scheduler, allow_mixed=allow_mixed)
+        transport = MPITransport(job, next(self._tags))
+        super().__init__(transport, workers=job.size - 1, scheduler=scheduler, allow_mixed=allow_mixed)
 
 
-class Ranks:
-    """The communicator of this process, its own so that a user's messages cannot get in between."""
+class MPIJob:
+    """The MPI job that this process is a rank of, with a separate communicator: a user's messages cannot mix in."""
 
-    _only: Ranks | None = None
+    _only: MPIJob | None = None
 
     def __init__(self) -> None:
         try:
             from mpi4py import MPI
         except ImportError:
-            raise MissingExtra("the mpi engine needs mpi4py. To install it, type: pip install 'shoal[mpi]'") from None
+            raise MissingExtra("the mpi engine needs mpi4py. Install it with: pip install 'shoal[mpi]'") from None
         self.mpi: Any = MPI
         self.comm: Any = MPI.COMM_WORLD.Dup()
-        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
         self.in_use = False
         if self.rank == 0 and self.size > 1:
             atexit.register(self.release)
 
     @classmethod
-    def of_this_job(cls) -> Ranks:
-        """The one of this process; made by all ranks together."""
+    def of_this_process(cls) -> MPIJob:
+        """Return the only instance. The first call is collective: all ranks have to make it."""
         if cls._only is None:
             cls._only = cls()
         return cls._only
 
     def look(self, tag: int) -> tuple[int, Message] | None:
-        """A message that has arrived, and its sender. Those with another tag are late ones of an engine that closed."""
+        """Return a message that has arrived and its sender. Other tags are of engines that closed: drop these."""
         status = self.mpi.Status()
         while self.comm.Iprobe(status=status):
             source, found = status.Get_source(), status.Get_tag()
@@ -103,21 +105,21 @@ class Ranks:
         return None
 
     def wait(self, tag: int) -> Message:
-        """The next message with a tag."""
+        """Wait for the next message with this tag."""
         pauses = _polling_pauses()
         while (found := self.look(tag)) is None:
             time.sleep(pauses.next())
         return found[1]
 
     def send(self, rank: int, tag: int, message: Message) -> None:
-        """Send one message, and wait until it has left."""
+        """Send one message and wait until its buffer is free again."""
         self.comm.Send(PREFIX.pack(message.kind, message.number, len(message.frame)), rank, tag)
         if message.frame:
             self.comm.Send(message.frame, rank, tag)
 
     def serve(self) -> None:
-        """On a rank that is not the head: serve its engines, one after the other, until it ends."""
-        for number in signals.STOP:  # for the head, which saves and lets ranks go
+        """On every rank but the head: serve the head's engines, one after the other, until it releases this rank."""
+        for number in signals.STOP:  # the head handles them: it saves, then releases the ranks
             signal.signal(number, signal.SIG_IGN)
         while True:
             order = self.wait(_CONTROL)
@@ -134,17 +136,17 @@ class Ranks:
         serve(Server(), receive, lambda message: self.send(0, tag, message))
 
     def release(self) -> None:
-        """On the head, last: let all ranks end. One that is busy with a task is not waited for."""
+        """On the head, at exit: let all ranks end. Abort the job if some are still busy after a few seconds."""
         for rank in range(1, self.size):
             self.comm.Isend(PREFIX.pack(_RELEASE, 0, 0), rank, _CONTROL)
-        here, deadline = set(range(1, self.size)), time.monotonic() + _PATIENCE
-        while here and time.monotonic() < deadline:
+        remaining, deadline = set(range(1, self.size)), time.monotonic() + _PATIENCE
+        while remaining and time.monotonic() < deadline:
             found = self.look(_CONTROL)
             if found is None:
                 time.sleep(_LONGEST)
             else:
-                here.discard(found[0])
-        if here:
+                remaining.discard(found[0])
+        if remaining:
             sys.stdout.flush()
             self.comm.Abort(0)
 
@@ -154,13 +156,13 @@ def _polling_pauses() -> Backoff:
 
 
 class MPITransport:
-    """Worker w is rank w + 1. Only the pump thread calls MPI; others leave messages in a queue."""
+    """Worker w is rank w + 1. Only the pump thread calls MPI; other threads queue their messages."""
 
-    def __init__(self, ranks: Ranks, tag: int) -> None:
-        self._ranks, self._tag = ranks, tag
-        self._out: deque[tuple[int, Message]] = deque((rank, Message(_ATTACH, tag)) for rank in range(1, ranks.size))
+    def __init__(self, job: MPIJob, tag: int) -> None:
+        self._job, self._tag = job, tag
+        self._out: deque[tuple[int, Message]] = deque((rank, Message(_ATTACH, tag)) for rank in range(1, job.size))
         self._event = threading.Event()
-        self._requests: list[tuple[Any, Any]] = []  # what MPI is sending, and the buffer that it reads
+        self._requests: list[tuple[_Request, Buffer]] = []  # sends in progress, and the buffers that MPI reads
         self._broadcast: set[int] = set()  # shared values that all ranks have
         self._joined: set[int] = set()
         self._heard_at = 0.0
@@ -171,7 +173,7 @@ class MPITransport:
         while True:
             self._event.clear()
             self._write()
-            while (found := self._ranks.look(self._tag)) is not None:
+            while (found := self._job.look(self._tag)) is not None:
                 rank, message = found
                 self._joined.add(rank - 1)
                 events.append(Received(rank - 1, message))
@@ -180,13 +182,13 @@ class MPITransport:
                 break
             if self._event.wait(pauses.next()) and not self._out:  # woken, but not to send
                 break
-        if now >= self._heard_at:  # a rank that dies takes the job along, so all that are here are alive
+        if now >= self._heard_at:  # a rank that dies ends the job, so all ranks are alive
             self._heard_at = now + 1.0
             events += [Heard(worker) for worker in self._joined]
         return events
 
     def _write(self) -> None:
-        comm = self._ranks.comm
+        comm = self._job.comm
         self._requests = [pair for pair in self._requests if not pair[0].Test()]
         while self._out:
             rank, message = self._out.popleft()
@@ -200,13 +202,13 @@ class MPITransport:
                 self._requests.append((comm.Isend(message.frame, rank, tag), message.frame))
 
     def _to_all(self, message: Message) -> None:
-        """Shared values go to all ranks at once, when the first one needs them, and are forgotten by all at once."""
+        """Send a shared value to all ranks when the first one needs it; tell all ranks to forget it."""
         new = message.kind == Kind.SHARE
         if (message.number in self._broadcast) == new:
             return
         (self._broadcast.add if new else self._broadcast.remove)(message.number)
-        comm, prefix = self._ranks.comm, PREFIX.pack(message.kind, message.number, len(message.frame))
-        for rank in range(1, self._ranks.size):
+        comm, prefix = self._job.comm, PREFIX.pack(message.kind, message.number, len(message.frame))
+        for rank in range(1, self._job.size):
             self._requests.append((comm.Isend(prefix, rank, self._tag), prefix))
         if new:
             self._requests.append((comm.Ibcast(message.frame), message.frame))
@@ -220,31 +222,31 @@ class MPITransport:
 
     def drop(self, worker: int) -> None:
         print(
-            f"error: rank {worker + 1} was given up. MPI cannot replace one rank, so the job ends here; "
-            f"go on from the last checkpoint with: shoal resume",
+            f"error: gave up on rank {worker + 1}. MPI cannot replace one rank, so the job ends here; "
+            f"continue from the last checkpoint with: shoal resume",
             file=sys.stderr,
             flush=True,
         )
-        self._ranks.comm.Abort(LOST)
+        self._job.comm.Abort(LOST)
 
     def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
         return [Broken(error)]
 
     def close(self) -> None:
-        for rank in range(1, self._ranks.size):
+        for rank in range(1, self._job.size):
             self._out.append((rank, Message(_DETACH, 0)))
         self._write()
         deadline = time.monotonic() + _PATIENCE
         while self._requests and time.monotonic() < deadline:
-            self._ranks.look(self._tag)  # a rank that is sending a result does not listen
+            self._job.look(self._tag)  # a rank that is sending a result receives nothing until it has sent it
             self._requests = [pair for pair in self._requests if not pair[0].Test()]
             time.sleep(_SHORTEST)
-        self._ranks.in_use = False
+        self._job.in_use = False
 
 
 def main() -> None:
-    """Serve the head of this MPI job: for ranks that run nothing else."""
-    Ranks.of_this_job().serve()
+    """Serve the head of this MPI job, on a rank that runs nothing else."""
+    MPIJob.of_this_process().serve()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Workers as processes of this machine, each behind a socket pair. The default engine.
+"""Workers as processes on this machine, each connected by a socket pair. The default engine.
 
-Processes are started fresh, not forked, so that they never inherit the head's JAX threads and memory. A death is seen
-at once by the kernel's process handle, also when a child of the worker still holds the socket; a worker that was
-stopped (SIGSTOP) is seen in the process table. Either way a new one takes its place.
+Processes are spawned, not forked, so that they never inherit the head's JAX threads and memory. A pidfd reports a death
+at once, even while a child of the worker still holds the socket; the process table shows a worker that was stopped
+(SIGSTOP). Either way a new process replaces it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import PREFIX, Message
 from shoal.errors import EngineError, WorkerRefused
 
-_LOOK_EVERY = 1.0  # seconds between looks at the process table
-_FAILED_STARTS = 3  # in a row, before the engine gives up
+_LOOK_EVERY = 1.0  # seconds between checks of the process table
+_FAILED_STARTS = 3  # in a row, before the engine fails
 
 
 class ProcessesEngine(RemoteEngine):
-    """`workers` processes on this machine; as many as there are cores unless told."""
+    """Runs tasks on processes of this machine (default: one per core)."""
 
     def __init__(
         self,
@@ -45,14 +45,17 @@ class ProcessesEngine(RemoteEngine):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         count = available_cores() if workers is None else workers
-        transport = ProcessTransport(count, environment or {})
+        self._processes = ProcessTransport(count, environment or {})
         scheduler = Scheduler(task_timeout=task_timeout, lease=lease)
-        super().__init__(transport, workers=count, scheduler=scheduler, allow_mixed=allow_mixed)
+        super().__init__(self._processes, workers=count, scheduler=scheduler, allow_mixed=allow_mixed)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that are running, oldest first."""
-        return self._transport.pids()  # type: ignore[attr-defined, no-any-return]
+        return list(self._processes.numbered_pids().values())
+
+    @property
+    def shared_cores(self) -> int:
+        return available_cores()
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class _Process:
     number: int
     popen: subprocess.Popen[bytes]
     socket: socket.socket
-    handle: int  # pidfd, or -1 where the system has none
+    handle: int  # pidfd; -1 on systems that have none
     joined: bool = False
     out: deque[memoryview] = field(default_factory=deque)
     prefix: bytearray = field(default_factory=lambda: bytearray(PREFIX.size))
@@ -69,7 +72,7 @@ class _Process:
 
 
 class ProcessTransport:
-    """The transport: `count` processes. One lock guards the outgoing queues; all else belongs to the pump thread."""
+    """Keeps `count` worker processes running. A lock guards the outgoing queues; the pump thread owns the rest."""
 
     def __init__(self, count: int, environment: Mapping[str, str]) -> None:
         self._missing = count
@@ -87,22 +90,18 @@ class ProcessTransport:
         self._start_at = 0.0
         self._look_at = 0.0
 
-    def pids(self) -> list[int]:
-        """Of the workers that are running, oldest first."""
-        return list(self.numbered_pids().values())
-
     def numbered_pids(self) -> dict[int, int]:
-        """The same by worker."""
+        """Return the process ids of the running workers by worker number, oldest first."""
         with self._lock:
             return {number: process.popen.pid for number, process in self._processes.items()}
 
     # The pump thread ------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> Sequence[Event]:
-        """What happened; also starts the processes that are missing."""
+        """Return what happened, and start the processes that are missing."""
         now = time.monotonic()
-        # Started here, not in the constructor: the kernel ends a worker with the thread that started it, and this
-        # thread lives as long as the engine.
+        # Not in the constructor: the kernel ends a worker with the thread that started it, and the pump thread lives
+        # as long as the engine.
         while self._missing and now >= self._start_at:
             try:
                 self._start()
@@ -117,7 +116,7 @@ class ProcessTransport:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_out, 4096)
             elif process.number not in self._processes:
-                continue  # its end was seen a moment ago
+                continue  # its end was handled earlier in this loop
             elif ready.fileobj == process.handle:
                 self._read(process, events)
                 self._gone(process, events)
@@ -138,7 +137,7 @@ class ProcessTransport:
         ours.setblocking(False)
         command = module_command("shoal.engines.worker", str(theirs.fileno()), str(os.getpid()))
         try:
-            # A session of its own keeps the terminal's Ctrl-C away and lets `_end` reach the worker's children too.
+            # A new session shields the worker from the terminal's Ctrl-C and lets `_end` kill its children too.
             popen = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -162,14 +161,14 @@ class ProcessTransport:
             self._selector.register(handle, selectors.EVENT_READ, process)
 
     def _cannot_start_more(self, error: OSError) -> EngineError:
-        here = len(self._processes)
+        running = len(self._processes)
         return EngineError(
-            f"worker {here + 1} of {here + self._missing} could not be started: {error.strerror}. "
+            f"worker {running + 1} of {running + self._missing} could not be started: {error.strerror}. "
             f"Use fewer --workers, or raise the limit (ulimit -n for files, ulimit -u for processes)"
         )
 
     def _read(self, process: _Process, events: list[Event]) -> bool:
-        """Read what is there; False at the end of the stream."""
+        """Read all messages that have arrived; return False at the end of the stream."""
         while True:
             target = process.prefix if process.frame is None else process.frame
             if process.filled < len(target):
@@ -198,9 +197,9 @@ class ProcessTransport:
                 self._pauses.reset()
 
     def _gone(self, process: _Process, events: list[Event]) -> None:
-        """A worker ended by itself: clean up, say how, and make room for another."""
+        """Clean up after a worker that ended by itself, report how it ended, and have another started."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.popen.wait(0.5)  # its socket closes a moment before its exit code is known
+            process.popen.wait(0.5)  # the socket closes a moment before the exit code is known
         reason = self._end(process)
         self._missing += 1
         if not process.joined:
@@ -211,7 +210,7 @@ class ProcessTransport:
         events.append(Left(process.number, reason))
 
     def _end(self, process: _Process) -> str:
-        """Kill a worker and its children, wait for it, and say how it ended."""
+        """Kill a worker and its children, wait for it, and describe how it ended."""
         with self._lock:
             self._processes.pop(process.number, None)
         self._selector.unregister(process.socket)
@@ -235,7 +234,7 @@ class ProcessTransport:
     # Any thread -----------------------------------------------------------------------------------------------
 
     def send(self, worker: int, message: Message) -> None:
-        """Write as much as the socket takes; the rest follows."""
+        """Write as much as the socket takes; the pump thread writes the rest."""
         with self._lock:
             process = self._processes.get(worker)
             if process is None:
@@ -245,7 +244,7 @@ class ProcessTransport:
             self._write(process)
 
     def _write(self, process: _Process) -> None:
-        """Write as much as the socket takes; the selector says when it takes more."""
+        """Write as much as the socket takes; the selector reports when it takes more."""
         try:
             while process.out:
                 buffers = list(process.out)[:64]
@@ -257,7 +256,7 @@ class ProcessTransport:
         except BlockingIOError:
             pass
         except (BrokenPipeError, ConnectionResetError):
-            process.out.clear()  # it is dead, which the pump thread is about to see
+            process.out.clear()  # the worker is dead, as the pump thread is about to see
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.out else 0)
         key = self._selector.get_key(process.socket)
         if key.events != wanted:
@@ -265,23 +264,19 @@ class ProcessTransport:
             self.wake()
 
     def wake(self) -> None:
-        """Make a `poll` that is under way return."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full, so it is awake
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so `poll` is going to return anyway
             os.write(self._wake_in, b"!")
 
     def drop(self, worker: int) -> None:
-        """End a worker; a fresh one takes its place."""
         process = self._processes.get(worker)
         if process is not None:
             self._end(process)
             self._missing += 1
 
     def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
-        """All are of one install, so none would do."""
         return [Broken(error)]
 
     def close(self) -> None:
-        """End all of them, and their children."""
         for process in list(self._processes.values()):
             self._end(process)
         self._selector.close()
@@ -290,7 +285,7 @@ class ProcessTransport:
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for what a process does (T: stopped by a signal); "" where there is none, or no table."""
+    """Return the kernel's letter for a process's state (T: stopped by a signal); "" without such a process or /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -300,6 +295,6 @@ def process_state(pid: int) -> str:
 def _cannot_start(reason: str) -> EngineError:
     return EngineError(
         f"worker processes cannot be started: {_FAILED_STARTS} in a row ended before they were ready (the last one "
-        f"{reason}). What they printed stands above. Likely causes: a broken install or too little memory. "
-        f"To see more, type: shoal doctor"
+        f"{reason}). Their output is above. Likely causes: a broken install or too little memory. "
+        f"To find out more, run: shoal doctor"
     )

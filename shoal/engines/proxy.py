@@ -1,86 +1,126 @@
-"""One engine for several heads: its owner lends it to processes of its own, which use it as if each had one.
+"""One engine for several heads: the process that owns it serves proxies, one in each head's process.
 
-The messages are those between a head and its workers, with the owner in the worker's place. So heads share workers
-and nothing else: each has a process, and with it random numbers and learner threads, of its own.
+The messages are those between a head and its workers, with the owner in the worker's place. So heads share workers and
+nothing else: each is a separate process, with its own random numbers and learner threads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import queue
 import socket
 import threading
-import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import astuple
-from typing import Any
+from typing import Any, TypedDict
 
-from shoal import errors
 from shoal.base import signals
 from shoal.engines import wire
 from shoal.engines.base import Engine
 from shoal.engines.functions import Functions, name_of
 from shoal.engines.scheduler import Telemetry
+from shoal.engines.shared import SharedValues
 from shoal.engines.wire import Kind, Message, Shared
-from shoal.engines.worker import SocketChannel
-from shoal.errors import EngineClosed, ShoalError, TaskFailed, UsageError
+from shoal.engines.worker import SocketChannel, rebuild_error
+from shoal.errors import EngineClosed, EngineError, ShoalError, TaskFailed
 
 
-def lend(engine: Engine, connection: socket.socket, borrower: str) -> None:
-    """Serve one borrower until it closes its end of a connection or dies. What it has asked for by then is dropped."""
-    channel, functions = SocketChannel(connection), Functions(allow=None)
-    shared: dict[int, Shared] = {}
-    unfinished: set[Future[Any]] = set()
-    answers: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+class _Done(TypedDict):
+    """Body of DONE from the owner. `telemetry` holds the fields of `Telemetry` in order."""
 
-    def write() -> None:
-        # In a thread of its own: the engine's thread settles futures, and must not wait for a borrower that is slow.
-        with contextlib.suppress(OSError):  # the borrower is gone, which the reader sees too
-            while (answer := answers.get()) is not None:
-                channel.send(answer)
+    telemetry: list[float]
+    result: Any
 
-    def settled(number: int, future: Future[Any]) -> None:
-        unfinished.discard(future)
+
+class _Failed(TypedDict):
+    """Body of FAILED from the owner: the error as the owner's future raised it."""
+
+    telemetry: list[float]
+    type: str
+    message: str
+    trace: str
+
+
+class EngineServer:
+    """Runs the tasks of one proxy on an engine, until the proxy closes its end of the connection or dies.
+
+    `client` names the proxy: tasks of different proxies with equal keys are not related.
+    """
+
+    def __init__(self, engine: Engine, connection: socket.socket, client: str) -> None:
+        self._engine, self._connection, self._client = engine, connection, client
+        self._channel = SocketChannel(connection)
+        self._functions = Functions(allow=None)
+        self._shared: dict[int, Shared] = {}
+        self._unfinished: set[Future[Any]] = set()
+        self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Serve until the proxy is gone, then cancel its unfinished tasks."""
+        writer = threading.Thread(target=self._write, name=f"shoal-proxy-{self._client}", daemon=True)
+        writer.start()
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._handle(message)
+        finally:
+            for future in list(self._unfinished):
+                future.cancel()
+            self._replies.put(None)
+            writer.join()
+            self._connection.close()
+
+    def _handle(self, message: Message) -> None:
+        if message.kind == Kind.SHARE:
+            self._shared[message.number] = self._engine.share(wire.decode(message.frame))
+        elif message.kind == Kind.FORGET:
+            self._shared.pop(message.number, None)
+        else:
+            future = self._submit(message)
+            self._unfinished.add(future)
+            future.add_done_callback(functools.partial(self._reply, message.number))
+
+    def _submit(self, message: Message) -> Future[Any]:
+        name, args, key = wire.decode(message.frame, self._shared)
+        try:
+            function = self._functions.find(name)
+            return self._engine.submit(function, *args, key=f"{key} of {self._client}" if key else None)
+        except Exception as error:  # the engine is closed, or the function cannot be imported
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _reply(self, number: int, future: Future[Any]) -> None:
+        self._unfinished.discard(future)
         if future.cancelled():
             return
+        telemetry = list(astuple(self._engine.telemetry()))
         error = future.exception()
-        body: dict[str, Any] = {"telemetry": list(astuple(engine.telemetry()))}
         if error is None:
-            body["result"] = future.result()
+            done: _Done = {"telemetry": telemetry, "result": future.result()}
+            self._replies.put(Message(Kind.DONE, number, wire.encode(done)))
         else:
             trace = error.remote_traceback if isinstance(error, TaskFailed) else ""
-            body |= {"type": type(error).__name__, "message": str(error).removesuffix(trace).rstrip(), "trace": trace}
-        answers.put(Message(Kind.DONE if error is None else Kind.FAILED, number, wire.encode(body)))
+            message = str(error).removesuffix(trace).rstrip()
+            failed: _Failed = {
+                "telemetry": telemetry,
+                "type": type(error).__name__,
+                "message": message,
+                "trace": trace,
+            }
+            self._replies.put(Message(Kind.FAILED, number, wire.encode(failed)))
 
-    writer = threading.Thread(target=write, name=f"shoal-lent-{borrower}", daemon=True)
-    writer.start()
-    try:
-        while (message := channel.receive()) is not None:
-            if message.kind == Kind.SHARE:
-                shared[message.number] = engine.share(wire.decode(message.frame))
-            elif message.kind == Kind.FORGET:
-                shared.pop(message.number, None)
-            else:
-                name, args, key = wire.decode(message.frame, shared)
-                try:
-                    future = engine.submit(functions.find(name), *args, key=f"{key} of {borrower}" if key else None)
-                except Exception as error:  # a closed engine, or a function that cannot be imported
-                    future = Future()
-                    future.set_exception(error)
-                unfinished.add(future)
-                future.add_done_callback(lambda done, number=message.number: settled(number, done))  # type: ignore[misc]
-    finally:
-        for future in list(unfinished):
-            future.cancel()
-        answers.put(None)
-        writer.join()
-        connection.close()
+    def _write(self) -> None:
+        # In a separate thread: the engine's thread settles futures and must not wait for a slow proxy.
+        with contextlib.suppress(OSError):  # the proxy is gone, which `serve` notices too
+            while (reply := self._replies.get()) is not None:
+                self._channel.send(reply)
 
 
-class LentEngine(Engine):
-    """An engine of another process, at the other end of a connection. Its telemetry is that of all borrowers."""
+class EngineProxy(Engine):
+    """Stands for an engine of another process, at the other end of a connection. Telemetry covers all its proxies."""
 
     def __init__(self, connection: socket.socket, workers: int) -> None:
         super().__init__(workers)
@@ -89,55 +129,49 @@ class LentEngine(Engine):
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._futures: dict[int, Future[Any]] = {}
-        self._shared: weakref.WeakValueDictionary[int, Shared] = weakref.WeakValueDictionary()
-        self._forgotten: list[int] = []
+        self._shared = SharedValues()
         self._telemetry = Telemetry()
         self._closed = False
-        self._reader = threading.Thread(target=self._read, name="shoal-lent", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="shoal-proxy", daemon=True)
         self._reader.start()
 
-    def share(self, value: Any) -> Shared:
-        """Ship a value once to the owner, and from there to each worker that needs it."""
-        shared = Shared(next(self._numbers), wire.encode(value, "the shared value"))
-        self._shared[shared.number] = shared
-        # A finalizer may run at any moment in any thread, so it only leaves a note.
-        weakref.finalize(shared, self._forgotten.append, shared.number)
+    def share(self, value: object) -> Shared:
+        """Send a value to the owner at once; from there it goes to each worker that needs it."""
+        shared = self._shared.add(next(self._numbers), value)
         self._send(Message(Kind.SHARE, shared.number, shared.frame))
         return shared
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         """Run `function(*args)` on one of the owner's workers."""
         name = name_of(function)
         call = (name, list(args), None if key is None else str(key))
         frame, shared = wire.encode_with_shared(call, f"an argument of {name}")
-        for item in shared:
-            if self._shared.get(item.number) is not item:
-                raise UsageError(f"{item} was shared with another engine. Share the value again with this one")
+        self._shared.refuse_others(shared)
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         number = next(self._numbers)
         with self._lock:
             self._futures[number] = future
-        while self._forgotten:
-            self._send(Message(Kind.FORGET, self._forgotten.pop()))
+        for released in self._shared.released():
+            self._send(Message(Kind.FORGET, released))
         self._send(Message(Kind.TASK, number, frame))
         return future
 
     def close(self) -> None:
-        """Give it back. The workers stay."""
+        """Close the connection. The owner's engine stays open."""
         with self._lock:
             self._closed = True
-        with contextlib.suppress(OSError):  # the owner was first
+        with contextlib.suppress(OSError):  # the owner closed first
             self._connection.shutdown(socket.SHUT_RDWR)
         self._reader.join()
         self._connection.close()
 
     def telemetry(self) -> Telemetry:
-        """Counters of the owner's engine, as of the last result."""
+        """Return the counters of the owner's engine, as of the last result."""
         return self._telemetry
 
     def _send(self, message: Message) -> None:
-        with signals.held(), self._lock:  # half a message would confuse the owner
+        with signals.held(), self._lock:  # a signal must not leave half a message behind
             if self._closed:
                 raise _closed()
             try:
@@ -164,12 +198,10 @@ class LentEngine(Engine):
             future.set_exception(_closed())
 
 
-def _error(body: dict[str, Any]) -> ShoalError:
-    kind = getattr(errors, body["type"], None)
-    if isinstance(kind, type) and issubclass(kind, ShoalError):
-        return kind(body["message"], *filter(None, [body["trace"]]))
-    return errors.EngineError(f"the engine that was lent raised {body['type']}: {body['message']}")
+def _error(body: _Failed) -> ShoalError:
+    own = rebuild_error(body["type"], body["message"], body["trace"])
+    return own or EngineError(f"the engine's owner raised {body['type']}: {body['message']}")
 
 
 def _closed() -> EngineClosed:
-    return EngineClosed("the process that lent its engine to this one has closed it or ended")
+    return EngineClosed("the process that owns this engine has closed it or ended")

@@ -1,7 +1,7 @@
-"""An engine whose workers are elsewhere: the scheduler, one thread that pumps messages, and a transport.
+"""Base of all engines with worker processes: the scheduler, one thread that pumps messages, and a transport.
 
-A transport only moves messages and says who came and who went. It is polled by the pump thread; `send` may also be
-called by the thread that submits, so that a task leaves at once.
+A transport only moves messages and reports which workers joined or left. The pump thread polls it; `send` may also be
+called by the thread that submits, so that a task is sent at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import logging
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from shoal.base import signals
 from shoal.engines import wire
@@ -24,16 +23,17 @@ from shoal.engines.base import Engine
 from shoal.engines.fingerprint import difference, fingerprint
 from shoal.engines.functions import main_script, name_of
 from shoal.engines.scheduler import Command, Fail, GiveUp, Notice, Resolve, Scheduler, Send, Ship, Telemetry
-from shoal.engines.wire import Kind, Message, Shared
-from shoal.engines.worker import failure
-from shoal.errors import EngineClosed, EngineError, ShoalError, UsageError, WireError, WorkerRefused
+from shoal.engines.shared import SharedValues
+from shoal.engines.wire import Buffer, FailedBody, Kind, Message, Shared, WorkerSettings
+from shoal.engines.worker import task_error
+from shoal.errors import EngineClosed, EngineError, ShoalError, WireError, WorkerRefused
 
 log = logging.getLogger("shoal.engine")
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message from a worker. The first one is its HELLO."""
+    """A message from a worker arrived. The first one is its HELLO."""
 
     worker: int
     message: Message
@@ -41,19 +41,19 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A worker is alive."""
+    """A worker gave a sign of life."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A worker is gone, and why."""
+    """A worker is gone."""
 
     worker: int
     reason: str
     fault: bool = True
-    """Whether it died; False where it was called away, or only the way to it was lost."""
+    """Whether the worker died; False where it left on request or only the connection was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +70,22 @@ class Transport(Protocol):
     """Moves messages between the head and its workers."""
 
     def poll(self, timeout: float) -> Sequence[Event]:
-        """What happened, waiting at most `timeout` seconds. Only ever called by one thread."""
+        """Return what happened, waiting at most `timeout` seconds. Called by the pump thread only."""
 
     def send(self, worker: int, message: Message) -> None:
-        """Queue a message without blocking; nothing if the worker is gone. Any thread may call."""
+        """Queue a message without blocking; do nothing if the worker is gone. Any thread may call."""
 
     def wake(self) -> None:
-        """Make a `poll` that is under way return."""
+        """Make a `poll` in progress return."""
 
     def drop(self, worker: int) -> None:
-        """End a worker that was given up or refused."""
+        """End a worker that the head has given up or refused."""
 
     def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
-        """A worker would compute other bits. `Broken` where all workers are of one install; else only it has to go."""
+        """Turn away a worker that would compute other bits; return `Broken` if no other worker could do better."""
 
     def close(self) -> None:
-        """End all workers. Called by the pump thread, last."""
+        """End all workers. The last call that the pump thread makes."""
 
 
 @dataclass(slots=True)
@@ -96,11 +96,20 @@ class _Call:
     shared: list[Shared]  # keeps them alive until the task is done
 
 
-_Settled = tuple[Future[Any], Any, ShoalError | None]  # a future, and the result or error that it gets
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A worker's reply to a task."""
+
+    seconds: float
+    result: object = None
+    failed: FailedBody | None = None
+
+
+_Settled = tuple[Future[Any], object, ShoalError | None]  # a future, and the result or error that it gets
 
 
 class RemoteEngine(Engine):
-    """Everything that the engines with workers of their own have in common."""
+    """What all engines with worker processes have in common."""
 
     largest = wire.MAX_FRAME
     """Bytes of the largest frame that the transport carries."""
@@ -112,8 +121,7 @@ class RemoteEngine(Engine):
         self._allow_mixed = allow_mixed
         self._lock = threading.RLock()
         self._calls: dict[int, _Call] = {}
-        self._shared: weakref.WeakValueDictionary[int, Shared] = weakref.WeakValueDictionary()
-        self._forgotten: list[int] = []
+        self._shared = SharedValues()
         self._numbers = itertools.count()
         self._closed = False
         self._broken: EngineError | None = None
@@ -122,23 +130,15 @@ class RemoteEngine(Engine):
         atexit.register(self.close)
         self._pump_thread.start()
 
-    # What callers use -----------------------------------------------------------------------------------------
+    # Called by the user's threads ------------------------------------------------------------------------------
 
-    def share(self, value: Any) -> Shared:
-        """Ship a value once to each worker that needs it; pass the result to tasks in its place."""
-        shared = Shared(next(self._numbers), wire.encode(value, "the shared value", self.largest))
-        self._shared[shared.number] = shared
-        # A finalizer may run at any moment in any thread, so it only leaves a note.
-        weakref.finalize(shared, self._forgotten.append, shared.number)
-        return shared
+    def share(self, value: object) -> Shared:
+        return self._shared.add(next(self._numbers), value, self.largest)
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
-        """Run `function(*args)` on a worker. Tasks with equal keys prefer the same worker."""
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         name = name_of(function)
         frame, shared = wire.encode_with_shared((name, list(args)), f"an argument of {name}", self.largest)
-        for item in shared:
-            if self._shared.get(item.number) is not item:
-                raise UsageError(f"{item} was shared with another engine. Share the value again with this one")
+        self._shared.refuse_others(shared)
         label = f"task {name}" if key is None else f"task {name} of {key}"
         future: Future[Any] = Future()
         with signals.held(), self._lock:  # half a message would confuse the worker
@@ -150,12 +150,11 @@ class RemoteEngine(Engine):
             self._calls[number] = _Call(future, frame, label, shared)
             needs = [item.number for item in shared]
             commands = self._scheduler.submit(time.monotonic(), number, label, key, needs)
-            settled = self._obey(commands)
+            settled = self._carry_out(commands)
         _settle(settled)
         return future
 
     def close(self) -> None:
-        """End the workers. Tasks that are not done fail with `EngineClosed`. Closing twice is fine."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -165,7 +164,6 @@ class RemoteEngine(Engine):
         atexit.unregister(self.close)
 
     def telemetry(self) -> Telemetry:
-        """Counters since the start: tasks, busy seconds, lost workers."""
         with self._lock:
             return replace(self._scheduler.telemetry)
 
@@ -181,18 +179,18 @@ class RemoteEngine(Engine):
                     for event in events:
                         commands += self._take(now, event)
                     commands += self._scheduler.tick(now)
-                    settled = self._obey(commands)
+                    settled = self._carry_out(commands)
                     self._forget()
                 _settle(settled)
         except BaseException as error:
-            log.exception("the engine's own thread failed; this is a bug in Shoal")
+            log.exception("the engine's thread failed; this is a bug in Shoal")
             self._broken = EngineError(f"the engine's thread failed: {error!r}")
         finally:
             with self._lock:
                 self._closed = True
             self._transport.close()
             with self._lock:
-                why = self._broken or EngineClosed("the engine was closed before this task was done")
+                why = self._broken or EngineClosed("the engine was closed before this task finished")
                 unfinished: list[_Settled] = [(call.future, None, why) for call in self._calls.values()]
                 self._calls.clear()
             _settle(unfinished)
@@ -208,80 +206,87 @@ class RemoteEngine(Engine):
             return []
         kind, number, frame = event.message
         try:
-            body = _body(kind, frame)
-        except WireError as error:  # it may be anybody's bytes; what they ask for is not done
+            content: dict[str, str] | _Outcome = _hello(frame) if kind == Kind.HELLO else _outcome(kind, frame)
+        except WireError as error:  # the bytes may come from anywhere, so nothing in them is acted on
             self._transport.drop(event.worker)
-            return self._scheduler.left(now, event.worker, f"sent what no worker sends: {error}")
-        if kind == Kind.HELLO:
-            return self._admit(now, event.worker, body)
-        return self._scheduler.received(now, event.worker, number, (kind, body), body["seconds"])
+            return self._scheduler.left(now, event.worker, f"sent an invalid message: {error}")
+        if isinstance(content, _Outcome):
+            return self._scheduler.received(now, event.worker, number, content, content.seconds)
+        return self._admit(now, event.worker, content)
 
     def _admit(self, now: float, worker: int, theirs: dict[str, str]) -> list[Command]:
         differs = difference(self._fingerprint, theirs)
         if differs and not self._allow_mixed:
             error = WorkerRefused(
                 f"worker {worker} would not compute the same bits as the head ({differs}). Install the same versions "
-                f"on a CPU of the same family, or pass --allow-mixed and give up equal results"
+                f"on a CPU of the same family, or pass --allow-mixed to accept results that differ"
             )
             return [command for event in self._transport.refuse(worker, error) for command in self._take(now, event)]
         self._transport.send(worker, Message(Kind.WELCOME, 0, wire.encode(self._settings())))
         return self._scheduler.joined(now, worker)
 
-    def _settings(self) -> dict[str, Any]:
-        """What a worker needs to find the functions of this process."""
+    def _settings(self) -> WorkerSettings:
+        """Settings with which a worker finds the functions of this process."""
         return {"path": list(sys.path), "main": main_script(), "allow": None}
 
-    def _obey(self, commands: list[Command]) -> list[_Settled]:
-        """Carry commands out. Futures are settled by the caller, outside the lock, because callbacks may submit."""
+    def _carry_out(self, commands: list[Command]) -> list[_Settled]:
+        """Carry out commands. The caller settles the futures outside the lock, because callbacks may submit."""
         settled: list[_Settled] = []
-        for command in commands:  # may grow while it is read
+        for command in commands:  # may grow during the loop
             match command:
                 case Send(worker, ticket, task):
                     call = self._calls[task]
                     if call.future.running() or call.future.set_running_or_notify_cancel():
                         self._transport.send(worker, Message(Kind.TASK, ticket, call.frame))
-                    else:  # cancelled in the meantime: let the scheduler count it as done
+                    else:  # cancelled in the meantime: for the scheduler it is done
                         commands += self._scheduler.received(time.monotonic(), worker, ticket, None, seconds=None)
                 case Ship(worker, number):
                     shared = self._shared[number]
                     self._transport.send(worker, Message(Kind.SHARE, number, shared.frame))
                 case Resolve(task, outcome):
                     call = self._calls.pop(task)
-                    if outcome is not None:
-                        kind, body = outcome
-                        error = failure(body, call.label) if kind == Kind.FAILED else None
-                        settled.append((call.future, body.get("result"), error))
+                    if isinstance(outcome, _Outcome):  # None for a task that was cancelled
+                        error = None if outcome.failed is None else task_error(outcome.failed, call.label)
+                        settled.append((call.future, outcome.result, error))
                 case Fail(task, error):
                     settled.append((self._calls.pop(task).future, None, error))
-                case GiveUp(worker, _):
+                case GiveUp(worker):
                     self._transport.drop(worker)
                 case Notice(text):
                     log.warning("%s", text)
         return settled
 
     def _forget(self) -> None:
-        while self._forgotten:
-            number = self._forgotten.pop()
+        for number in self._shared.released():
             for worker in self._scheduler.forget(number):
                 self._transport.send(worker, Message(Kind.FORGET, number))
 
 
-def _body(kind: int, frame: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """What a worker's message says, if it is one."""
+def _hello(frame: Buffer) -> dict[str, str]:
+    """Decode and check a worker's HELLO: its fingerprint."""
     body = wire.decode(frame)
-    parts: dict[int, dict[str, type]] = {
-        Kind.HELLO: {},
-        Kind.DONE: {"seconds": float},
-        Kind.FAILED: {"seconds": float, "type": str, "message": str, "traceback": str},
-    }
-    if kind not in parts or type(body) is not dict:
-        raise WireError(f"a message of kind {kind} with {type(body).__name__} in it")
-    wrong = [name for name, kind_of in parts[kind].items() if type(body.get(name)) is not kind_of]
-    if kind == Kind.HELLO:
-        wrong = [str(name) for name, value in body.items() if type(name) is not str or type(value) is not str]
-    if wrong:
-        raise WireError(f"a message of kind {kind} in which {', '.join(wrong)} is not what it should be")
+    if type(body) is not dict or any(type(text) is not str for item in body.items() for text in item):
+        raise WireError("a HELLO that is not a dict of strings")
     return body
+
+
+_FIELDS: dict[int, dict[str, type]] = {  # to be checked, by kind of message
+    Kind.DONE: {"seconds": float},
+    Kind.FAILED: {"seconds": float, "type": str, "message": str, "traceback": str},
+}
+
+
+def _outcome(kind: int, frame: Buffer) -> _Outcome:
+    """Decode and check a worker's DONE or FAILED."""
+    body = wire.decode(frame)
+    if kind not in _FIELDS or type(body) is not dict:
+        raise WireError(f"a message of kind {kind} that holds a {type(body).__name__}")
+    wrong = [name for name, expected in _FIELDS[kind].items() if type(body.get(name)) is not expected]
+    if wrong:
+        raise WireError(f"a {Kind(kind).name} without a valid {', '.join(wrong)}")
+    if kind == Kind.FAILED:
+        return _Outcome(body["seconds"], failed=cast("FailedBody", body))
+    return _Outcome(body["seconds"], body.get("result"))
 
 
 def _settle(settled: list[_Settled]) -> None:

@@ -1,19 +1,18 @@
-"""Who runs what: all that is hard about an engine, without any I/O.
+"""Which worker runs which task: the hard part of an engine, without any I/O.
 
 Events go in as method calls (submit, joined, left, heard, received, tick), each with the time; commands come out as
-a list. The scheduler's table of tasks is the one source of truth: workers and whatever carries messages may lose
-everything they hold.
+a list. The scheduler's table of tasks is the only source of truth: workers and transports may lose all their state.
 
 Rules
 - An idle worker gets a task before a busy one gets a second. A second is sent ahead only while tasks are short, when
-  the time between two tasks would show; a long task would be stuck behind another. The last ones without a key, no
-  more than there are workers, wait for whoever is done first, unless they are so brief that it does not matter.
+  the gap between two tasks would matter; a long task would be stuck behind another. The last tasks without a key, no
+  more than there are workers, wait for the first worker to finish, unless they are too brief for that to matter.
 - Tasks with the same key prefer the worker that ran that key last. A worker that has been idle for a while takes
-  over a key from one that has work waiting.
-- A worker runs its tasks in the order sent, so the oldest one is the one that it is running. Only that one is blamed
-  when the worker is lost; after `attempts` losses the task is given up.
-- Each sending has a ticket of its own. A result counts only if its ticket is the one the scheduler is waiting for, so
-  duplicates and late results of lost workers change nothing.
+  over a key from one with tasks waiting.
+- A worker runs its tasks in the order sent, so it is running the oldest one. Only that task is blamed when the worker
+  is lost; after `attempts` losses the task fails.
+- Each time a task is sent, it gets a new ticket. A result counts only if its ticket is the one that the scheduler
+  waits for, so duplicates and late results of lost workers change nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ import heapq
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from shoal.errors import NoWorkers, PoisonTask, ShoalError
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give a task to a worker."""
+    """Send a task to a worker."""
 
     worker: int
     ticket: int
@@ -38,7 +36,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Ship:
-    """Give a shared value to a worker, before a task that needs it."""
+    """Send a shared value to a worker, before a task that needs it."""
 
     worker: int
     shared: int
@@ -46,15 +44,16 @@ class Ship:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """A task is done."""
+    """A task is done: it returned or raised."""
 
     task: int
-    outcome: Any
+    outcome: object
+    """As passed to `Scheduler.received`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """A task will not be done."""
+    """A task cannot be done."""
 
     task: int
     error: ShoalError
@@ -62,15 +61,14 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End a worker that is out of reach."""
+    """End a worker that is silent or takes too long."""
 
     worker: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something the user should read."""
+    """A warning for the user."""
 
     text: str
 
@@ -86,14 +84,14 @@ class _Task:
     needs: tuple[int, ...]
     since: float  # when it was submitted
     losses: int = 0
-    ticket: int | None = None  # of the sending that counts; None while waiting
+    ticket: int | None = None  # the only one whose result counts; None while waiting
 
 
 @dataclass(slots=True)
 class _Worker:
     number: int
     heard: float
-    changed: float  # when the oldest task in `queue` got to the front, or the queue got empty
+    changed: float  # when the oldest task in `queue` got to the front, or the queue became empty
     queue: deque[_Task] = field(default_factory=deque)
     waiting: list[int] = field(default_factory=list)  # heap of tasks whose key lives here
     holds: set[int] = field(default_factory=set)
@@ -107,15 +105,14 @@ class Telemetry:
     tasks: int = 0
     busy_seconds: float = 0.0
     lost_workers: int = 0
-    moved_keys: int = 0
 
 
 class Scheduler:
     """The task table. Every method takes the time and returns commands to carry out, in order."""
 
     SHORT = 0.25  # seconds: shorter tasks are sent ahead while others wait...
-    BRIEF = 0.005  # ...and shorter ones than this in any case
-    STEAL_AFTER = 0.02  # seconds: how long a worker is idle, at least, before it takes over a key
+    BRIEF = 0.005  # ...and tasks shorter than this in any case
+    STEAL_AFTER = 0.02  # seconds that a worker has to be idle before it takes over a key
 
     def __init__(
         self,
@@ -133,11 +130,8 @@ class Scheduler:
         self._tasks: dict[int, _Task] = {}
         self._workers: dict[int, _Worker] = {}
         self._free: list[int] = []  # heap of tasks that any worker may take
-        self._by_load: tuple[dict[int, None], dict[int, None]] = (
-            {},
-            {},
-        )  # workers with 0 and with 1 task, oldest first
-        self._homes: dict[Hashable, int] = {}
+        self._by_load: tuple[dict[int, None], dict[int, None]] = ({}, {})  # workers with 0 and 1 task, oldest first
+        self._homes: dict[Hashable, int] = {}  # key -> the worker that ran it last
         self._backlogs: set[int] = set()  # workers with tasks in `waiting`
         self._next_ticket = 0
         self._mean_seconds: float | None = None
@@ -149,20 +143,20 @@ class Scheduler:
     def submit(
         self, now: float, number: int, label: str, key: Hashable = None, needs: Iterable[int] = ()
     ) -> list[Command]:
-        """A task is to be run. Numbers rise; `needs` are the shared values it refers to."""
+        """Take on a task. Numbers rise; `needs` are the shared values that the task refers to."""
         if not self._tasks:
             self._alone_since = now
         self._tasks[number] = task = _Task(number, label, key, tuple(needs), now)
         return self._place(now, task)
 
     def joined(self, now: float, number: int) -> list[Command]:
-        """A worker is ready."""
+        """Add a worker that is ready."""
         self._workers[number] = worker = _Worker(number, heard=now, changed=now)
         self._by_load[0][number] = None
         return self._feed(now, worker)
 
     def left(self, now: float, number: int, reason: str, fault: bool = True) -> list[Command]:
-        """A worker is gone; what it held is run elsewhere. Without `fault`, nobody and no task is to blame."""
+        """Remove a worker and run its tasks elsewhere. Without `fault`, no worker and no task is to blame."""
         worker = self._workers.pop(number, None)
         if worker is None:
             return []
@@ -188,24 +182,24 @@ class Scheduler:
         if worker.queue and worker.queue[0] in again:
             first = worker.queue[0]
             reason = f"{reason}; {first.label} is run again ({first.losses}/{self.attempts})"
-        if fault:  # else it is one of many, and the transport says what became of them
+        if fault:  # otherwise the transport reports what happened to all workers at once
             commands.append(Notice(f"worker {number} {reason}"))
         for task in again:
             commands += self._place(now, task)
         return commands
 
     def heard(self, now: float, number: int) -> list[Command]:
-        """A worker is known to be alive."""
+        """Note that a worker is alive."""
         if number in self._workers:
             self._workers[number].heard = now
         return []
 
     def received(
-        self, now: float, number: int, ticket: int, outcome: Any, seconds: float | None = 0.0
+        self, now: float, number: int, ticket: int, outcome: object, seconds: float | None = 0.0
     ) -> list[Command]:
-        """A worker says that a task is done (or raised: `outcome` is the caller's business).
+        """Take a worker's reply. The scheduler does not look at `outcome`: a result or an error.
 
-        `seconds` is how long it took; None if it was cancelled before it was sent.
+        `seconds` is how long the task took; None if it was cancelled before it was sent.
         """
         worker = self._workers.get(number)
         if worker is None:
@@ -227,45 +221,40 @@ class Scheduler:
         return [Resolve(task.number, outcome), *self._feed(now, worker)]
 
     def tick(self, now: float) -> list[Command]:
-        """Time has passed: look at leases, deadlines and idle workers."""
+        """Check leases, deadlines and idle workers. To be called regularly."""
         commands: list[Command] = []
-        if now - self._ticked > self.lease / 2:  # the head itself was stopped or busy: that is not the workers' fault
+        if now - self._ticked > self.lease / 2:  # the head itself was stopped or busy, so no worker is to blame
             for worker in self._workers.values():
                 worker.heard = worker.changed = now
         self._ticked = now
         for worker in list(self._workers.values()):
             reason = self._overdue(now, worker)
             if reason:
-                commands.append(GiveUp(worker.number, reason))
+                commands.append(GiveUp(worker.number))
                 commands += self.left(now, worker.number, reason)
         if self._tasks and not self._workers and self._alone_since is not None:
             waited = now - self._alone_since
             if waited > self.patience:
-                error = NoWorkers(f"{len(self._tasks)} tasks waited {waited:.0f} s and no worker came to run them")
+                error = NoWorkers(f"{len(self._tasks)} tasks waited {waited:.0f} s for a worker, but none connected")
                 commands += [Fail(number, error) for number in self._tasks]
                 self._tasks.clear()
         commands += self._steal(now)
         return commands
 
     def forget(self, shared: int) -> list[int]:
-        """A shared value is not needed any more: the workers that hold it."""
+        """Drop a shared value that is no longer needed; return the workers that hold it."""
         holders = [worker for worker in self._workers.values() if shared in worker.holds]
         for worker in holders:
             worker.holds.remove(shared)
         return [worker.number for worker in holders]
 
     def wait(self) -> float:
-        """How long the caller may sleep before the next `tick`."""
+        """Return the seconds that the caller may sleep before the next `tick`."""
         return self.STEAL_AFTER if self._backlogs and self._by_load[0] else 0.5
 
     @property
-    def unfinished(self) -> int:
-        """How many tasks are neither done nor failed."""
-        return len(self._tasks)
-
-    @property
     def workers(self) -> list[int]:
-        """The workers that are here now."""
+        """Numbers of the workers that have joined and not left."""
         return list(self._workers)
 
     # Placement ------------------------------------------------------------------------------------------------
@@ -274,16 +263,16 @@ class Scheduler:
         return 2 if self._mean_seconds is not None and self._mean_seconds < self.SHORT else 1
 
     def _takes(self, worker: _Worker) -> bool:
-        """Whether a worker that has room takes the oldest free task, or leaves it to whoever is done first."""
+        """Whether a worker with room takes the oldest free task, or leaves it to the first worker that finishes."""
         if not self._free or not worker.queue:
             return bool(self._free)
         task = self._tasks[self._free[0]]
         brief = self._mean_seconds is not None and self._mean_seconds < self.BRIEF
-        waited = task.number < worker.queue[0].number  # others came later, by their keys, and are running
+        waited = task.number < worker.queue[0].number  # a later task overtook it because of its key
         return brief or waited or task.key is not None or len(self._free) > len(self._workers)
 
     def _place(self, now: float, task: _Task) -> list[Command]:
-        """Send a task now if somebody has room, or put it where it will be found."""
+        """Send a task now if a worker has room, otherwise queue it."""
         home = self._homes.get(task.key) if task.key is not None else None
         if home is not None:
             worker = self._workers[home]
@@ -310,7 +299,7 @@ class Scheduler:
             elif takes:
                 number = heapq.heappop(self._free)
                 if self._homes.get(self._tasks[number].key, worker.number) != worker.number:
-                    commands += self._place(now, self._tasks[number])  # its key got a home while it waited
+                    commands += self._place(now, self._tasks[number])  # its key got another home while it waited
                     continue
             else:
                 break
@@ -320,7 +309,7 @@ class Scheduler:
         return commands
 
     def _trim(self, heap: list[int]) -> None:
-        """Drop tasks that were given up from the top."""
+        """Drop failed tasks from the top of a heap."""
         while heap and heap[0] not in self._tasks:
             heapq.heappop(heap)
 
@@ -343,12 +332,11 @@ class Scheduler:
         home = self._homes.get(key)
         if home is not None and home != worker.number:
             self._workers[home].keys.discard(key)
-            self.telemetry.moved_keys += 1
         self._homes[key] = worker.number
         worker.keys.add(key)
 
     def _steal(self, now: float) -> list[Command]:
-        """Idle workers take over keys from those with a backlog, once waiting costs more than moving is likely to."""
+        """Let idle workers take over keys from those with a backlog, once waiting probably costs more than moving."""
         patience = max(self.STEAL_AFTER, 2 * (self._mean_seconds or 0.0))
         commands: list[Command] = []
         for number in [n for n in self._by_load[0] if now - self._workers[n].changed >= patience]:
@@ -356,7 +344,7 @@ class Scheduler:
                 break
             victim = self._workers[max(self._backlogs, key=lambda n: (len(self._workers[n].waiting), -n))]
             self._trim(victim.waiting)
-            # The task must have waited too: a batch is submitted one by one, and the thief's own may be next.
+            # The task must have waited too: a batch is submitted one by one, and the idle worker's own may be next.
             if victim.waiting and now - self._tasks[victim.waiting[0]].since >= patience:
                 commands += self._send(now, self._workers[number], self._tasks[heapq.heappop(victim.waiting)])
             if not victim.waiting:
@@ -382,6 +370,6 @@ class Scheduler:
 def _poison(task: _Task, reason: str) -> PoisonTask:
     return PoisonTask(
         f"{task.label} was running on {task.losses} workers when each was lost (the last one {reason}). Likely causes: "
-        f"the environment or a C library crashes, or memory ran out. To see it happen in this process, under a "
-        f"debugger if you like, run the same with --engine serial"
+        f"the environment or a C library crashes, or memory ran out. To reproduce it in this process, where a debugger "
+        f"can be attached, run the same with --engine serial"
     )

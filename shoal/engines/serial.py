@@ -1,6 +1,6 @@
-"""The engine with no workers but the caller: tasks run at once, where a debugger and a profiler see them.
+"""The engine without workers: `submit` runs the task at once, in this process, where debuggers and profilers see it.
 
-Arguments and results pass through the wire all the same, so that whatever works here works everywhere.
+Arguments and results pass through the wire format all the same, so that what works here works on every engine.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from shoal.base.blas import one_thread
+from shoal.base.host import available_cores
 from shoal.engines import wire
 from shoal.engines.base import Engine
 from shoal.engines.functions import name_of
 from shoal.engines.scheduler import Telemetry
-from shoal.engines.wire import Kind, Message, Shared
-from shoal.engines.worker import Server, failure
+from shoal.engines.wire import DoneBody, FailedBody, Kind, Message, Shared
+from shoal.engines.worker import Server, task_error
 from shoal.errors import EngineClosed
 
 
@@ -31,11 +32,15 @@ class SerialEngine(Engine):
         self._closed = False
         self._one_thread = one_thread()  # as in every worker: more BLAS threads change bits
 
-    def share(self, value: Any) -> Shared:
-        """Keep a value for the tasks that refer to it."""
+    @property
+    def shared_cores(self) -> int:
+        return available_cores()
+
+    def share(self, value: object) -> Shared:
+        """Encode a value once for all tasks that refer to it."""
         return Shared(next(self._numbers), wire.encode(value, "the shared value"))
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         """Run `function(*args)` now; the future is done when this returns."""
         if self._closed:
             raise EngineClosed("this engine is closed; make a new one with shoal.engine(...)")
@@ -43,17 +48,18 @@ class SerialEngine(Engine):
         self._server.functions.remember(name, function)
         frame, shared = wire.encode_with_shared((name, list(args)), f"an argument of {name}")
         self._server.shared = {item.number: wire.decode(item.frame) for item in shared}
-        reply = self._server.handle(Message(Kind.TASK, 0, frame))
-        if reply is None:
-            raise AssertionError("a server answers every task")
-        body = wire.decode(reply.frame)
-        self._telemetry.tasks += 1
-        self._telemetry.busy_seconds += body["seconds"]
+        reply = self._server.run(Message(Kind.TASK, 0, frame))
         future: Future[Any] = Future()
-        if reply.kind == Kind.FAILED:
-            future.set_exception(failure(body, f"task {name}"))
+        if reply.kind == Kind.DONE:
+            done: DoneBody = wire.decode(reply.frame)
+            seconds = done["seconds"]
+            future.set_result(done["result"])
         else:
-            future.set_result(body["result"])
+            failed: FailedBody = wire.decode(reply.frame)
+            seconds = failed["seconds"]
+            future.set_exception(task_error(failed, f"task {name}"))
+        self._telemetry.tasks += 1
+        self._telemetry.busy_seconds += seconds
         return future
 
     def close(self) -> None:
@@ -63,5 +69,4 @@ class SerialEngine(Engine):
             self._one_thread.__exit__(None, None, None)
 
     def telemetry(self) -> Telemetry:
-        """Counters since the start."""
         return self._telemetry

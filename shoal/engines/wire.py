@@ -1,4 +1,4 @@
-"""Bytes for trees, the same on every engine: MessagePack for the structure, raw aligned blocks for the arrays.
+"""The wire format of all engines: MessagePack for the structure of a tree, raw aligned blocks for its arrays.
 
 A frame is
 
@@ -7,8 +7,8 @@ A frame is
 and the header refers to arrays by (dtype, shape, offset). Nothing is ever unpickled; dtypes come from a fixed list;
 every size is checked against the frame before an array is made, and decoded arrays are read-only views of the frame.
 
-A message is what passes between head and worker: a kind, a number (ticket or shared value) and a frame. Streams put
-`PREFIX` before the frame, so that a frame that goes to many workers is encoded once.
+Head and workers exchange messages: a kind, a number (ticket or shared value) and a frame. Streams send `PREFIX` before
+the frame, so that a frame that goes to many workers is encoded once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import enum
 import math
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ from shoal.errors import WireError
 
 MAX_FRAME = 2**31
 """Largest frame that is accepted, in bytes."""
+
+Buffer = bytes | bytearray | memoryview
 
 _MAGIC = b"sho1"
 _START = struct.Struct("<4sI")
@@ -41,15 +43,15 @@ _PLAIN = frozenset({type(None), bool, float, str, bytes})
 
 
 class Kind(enum.IntEnum):
-    """What a message is. Head to worker first, then worker to head."""
+    """Kinds of messages, with what their frames hold: first those to workers, then those to the head."""
 
-    WELCOME = 1
-    TASK = 2
-    SHARE = 3
-    FORGET = 4
-    HELLO = 10
-    DONE = 11
-    FAILED = 12
+    WELCOME = 1  # WorkerSettings
+    TASK = 2  # (name of a function, list of arguments)
+    SHARE = 3  # the shared value
+    FORGET = 4  # no frame
+    HELLO = 10  # dict[str, str]: the worker's fingerprint
+    DONE = 11  # DoneBody
+    FAILED = 12  # FailedBody
 
 
 class Message(NamedTuple):
@@ -57,15 +59,49 @@ class Message(NamedTuple):
 
     kind: int
     number: int
-    frame: bytes | bytearray | memoryview = b""
+    frame: Buffer = b""
 
 
 PREFIX = struct.Struct("<BxxxxxxxQQ")
-"""kind, number, frame size: what a stream puts before each frame."""
+"""Kind, number and frame size, sent before each frame of a stream."""
+
+
+class WorkerSettings(TypedDict):
+    """Body of WELCOME: how a worker finds functions, and which ones it may run."""
+
+    path: list[str]
+    """The head's `sys.path`."""
+    main: str | None
+    """File of the head's script."""
+    allow: list[str] | None
+    """Modules whose functions may be run, in addition to Shoal's own tasks; None allows any."""
+    source: NotRequired[bytes | None]
+    """Text of the script, for workers that may not have the file."""
+
+
+class DoneBody(TypedDict):
+    """Body of DONE: how long the task took on the worker, and its result."""
+
+    seconds: float
+    result: Any
+
+
+class ErrorBody(TypedDict):
+    """An error as text: the name of its class, its message, and the traceback from the task down."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+class FailedBody(ErrorBody):
+    """Body of FAILED: how long the task took on the worker, and the error that it raised."""
+
+    seconds: float
 
 
 class Shared:
-    """A value shipped once to each worker; pass it to tasks in place of the value itself."""
+    """A shared value: sent once to each worker that needs it. Pass it to tasks in place of the value."""
 
     __slots__ = ("__weakref__", "frame", "number")
 
@@ -78,7 +114,7 @@ class Shared:
 
 
 class _Layout:
-    """Arrays found while packing, with the offset that each will have."""
+    """Arrays and shared values found while packing, and the size of the arrays' blocks so far."""
 
     def __init__(self) -> None:
         self.blocks: list[np.ndarray] = []
@@ -96,13 +132,15 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def encode(tree: Any, what: str = "the value", largest: int = MAX_FRAME) -> bytearray:
-    """The frame of a tree. `what` names the value in the error when something in it cannot be sent."""
+def encode(tree: object, what: str = "the value", largest: int = MAX_FRAME) -> bytearray:
+    """Encode a tree as a frame. `what` names the tree in the error message if it cannot be sent."""
     return encode_with_shared(tree, what, largest)[0]
 
 
-def encode_with_shared(tree: Any, what: str = "the value", largest: int = MAX_FRAME) -> tuple[bytearray, list[Shared]]:
-    """The frame of a tree, and the shared values that it refers to."""
+def encode_with_shared(
+    tree: object, what: str = "the value", largest: int = MAX_FRAME
+) -> tuple[bytearray, list[Shared]]:
+    """Encode a tree as a frame, and list the shared values that it refers to."""
     layout = _Layout()
     try:
         header = msgspec.msgpack.encode(_pack(tree, layout))
@@ -111,7 +149,7 @@ def encode_with_shared(tree: Any, what: str = "the value", largest: int = MAX_FR
     start = _aligned(_START.size + len(header))
     frame = bytearray(start + layout.size)
     if len(frame) > largest:
-        raise WireError(f"{what} has {len(frame):,} bytes; a message holds at most {largest:,}. Send it in parts.")
+        raise WireError(f"{what} has {len(frame):,} bytes; a message holds at most {largest:,}. Send it in parts")
     _START.pack_into(frame, 0, _MAGIC, len(header))
     frame[_START.size : _START.size + len(header)] = header
     offset = start
@@ -150,12 +188,12 @@ def _pack(value: Any, layout: _Layout) -> Any:
     raise TypeError(kind.__name__)
 
 
-def _locate(tree: Any, path: str = "") -> str | None:
-    """Say where in a tree the first thing is that cannot be packed."""
-    children: list[tuple[str, Any]] = []
+def _locate(tree: object, path: str = "") -> str | None:
+    """Describe where in a tree the first value is that cannot be packed."""
+    children: list[tuple[str, object]] = []
     if type(tree) is dict:
         children = [(f"{path}[{key!r}]", item) for key, item in tree.items()]
-    elif type(tree) in (list, tuple):
+    elif type(tree) is list or type(tree) is tuple:
         children = [(f"{path}[{index}]", item) for index, item in enumerate(tree)]
     for where, item in children:
         if len(where) < 1000 and (found := _locate(item, where)):
@@ -165,7 +203,7 @@ def _locate(tree: Any, path: str = "") -> str | None:
     except (TypeError, OverflowError) as error:
         return (
             f"at {path or 'the top'} it holds {error}. Only None, bool, int (64 bits), float, str, bytes, list, tuple, "
-            f"dict (str or int keys) and NumPy arrays of numbers can be sent; convert it, or build it inside the task."
+            f"dict (str or int keys) and NumPy arrays of numbers can be sent; convert it, or create it inside the task."
         )
     except RecursionError:
         return f"at {path[:60]} it is nested too deeply"
@@ -174,14 +212,14 @@ def _locate(tree: Any, path: str = "") -> str | None:
     return None
 
 
-def decode(frame: bytes | bytearray | memoryview, shared: Mapping[int, Any] | None = None) -> Any:
-    """The tree of a frame. Arrays are read-only views of it. References to shared values are looked up in `shared`."""
+def decode(frame: Buffer, shared: Mapping[int, object] | None = None) -> Any:
+    """Decode the tree of a frame. Arrays are read-only views of the frame; shared values come from `shared`."""
     view = memoryview(frame)
     try:
         magic, size = _START.unpack_from(view)
         start = _aligned(_START.size + size)
         if magic != _MAGIC or _START.size + size > len(view) or len(view) > MAX_FRAME:
-            raise WireError("these bytes are not a Shoal message, or are cut off")
+            raise WireError("these bytes are not a Shoal message, or are truncated")
         hook = _unpacker(view[start:], {} if shared is None else shared)
         return msgspec.msgpack.decode(view[_START.size : _START.size + size], ext_hook=hook)
     except (
@@ -196,8 +234,8 @@ def decode(frame: bytes | bytearray | memoryview, shared: Mapping[int, Any] | No
         raise WireError(f"these bytes are not a valid Shoal message: {error}") from None
 
 
-def _unpacker(payload: memoryview, shared: Mapping[int, Any]) -> Callable[[int, memoryview], Any]:
-    def hook(code: int, data: memoryview) -> Any:
+def _unpacker(payload: memoryview, shared: Mapping[int, object]) -> Callable[[int, memoryview], object]:
+    def hook(code: int, data: memoryview) -> object:
         content = msgspec.msgpack.decode(data, ext_hook=hook)
         if code == _ARRAY:
             return _array(content, payload)

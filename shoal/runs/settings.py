@@ -70,7 +70,7 @@ class Settings:
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         options = _json_object(self.engine_options)
-        found = engines.check(self.engine, self.workers, options) + env_problems(self.env)
+        found = engines.engine_problems(self.engine, self.workers, options) + env_problems(self.env)
         found += check_name(self.name) if self.name is not None else []
         found += validation.field_problems(
             self,

@@ -1,4 +1,4 @@
-"""MPI for real: the contract on ranks, runs under mpirun, a rank that dies, a job that is told to stop."""
+"""MPI for real: the contract on ranks, runs under mpirun, a rank that dies, a job that is asked to stop."""
 
 import os
 import signal
@@ -93,7 +93,7 @@ def test_a_run_that_cannot_begin_leaves_its_name_free(tmp_path: Path) -> None:
         assert not (tmp_path / "runs/mpi").exists()
 
 
-def test_told_to_stop_it_saves_and_goes_on_elsewhere(tmp_path: Path, plain: list[str]) -> None:
+def test_a_stopped_job_saves_and_continues_on_another_engine(tmp_path: Path, plain: list[str]) -> None:
     head = start(*WALK, "--steps=100000000", "--engine=mpi", "--name=mpi", cwd=tmp_path)
     run = RunDir(tmp_path / "runs" / "mpi")
     wait_for(head, run, 2)
@@ -109,14 +109,14 @@ def test_told_to_stop_it_saves_and_goes_on_elsewhere(tmp_path: Path, plain: list
     assert digests(tmp_path, "mpi")[:8] == plain[: done + 2]
 
 
-def test_ranks_that_somebody_else_started(tmp_path: Path, plain: list[str]) -> None:
+def test_ranks_started_by_another_launcher(tmp_path: Path, plain: list[str]) -> None:
     shoal_ = [sys.executable, "-P", "-m", "shoal"]
     words = [word for word in WALK if not word.startswith("--workers")]
     done = job(*shoal_, *words, "--iterations=8", "--engine=mpi", "--name=own", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert digests(tmp_path, "own") == plain
     again = job(*shoal_, "resume", "own", "--engine=mpi", cwd=tmp_path)
-    assert again.returncode == 0, "the other ranks are let go although there was nothing to do"
+    assert again.returncode == 0, "the other ranks are released although there was nothing to do"
     assert "has reached its goal already" in again.stdout
     refused = job(*shoal_, *words, "--engine=processes", cwd=tmp_path)
     assert refused.returncode == 2

@@ -79,7 +79,7 @@ def test_functions_of_a_script(tmp_path: Path) -> None:
     assert done.stdout == "[0, 1, 4, 9]\n"
 
 
-def test_script_without_a_guard_is_told(tmp_path: Path) -> None:
+def test_script_without_a_guard_gets_an_error(tmp_path: Path) -> None:
     body = """
     with shoal.engine("processes", workers=1) as engine:
         print(engine.map(work, range(4)))

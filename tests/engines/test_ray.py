@@ -77,11 +77,11 @@ def test_all_wrong_options_are_said_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         shoal.engine("ray", **{name: value for name, value in wrong.items() if name != "colour"})
     assert len(caught.value.problems) == 4
-    assert len(engines.check("ray://host", 2, wrong)) == 6
-    assert engines.check("processes", 2, {"placement": "pack"}) == [
-        "the processes engine has no options of its own, so it cannot have placement"
+    assert len(engines.engine_problems("ray://host", 2, wrong)) == 6
+    assert engines.engine_problems("processes", 2, {"placement": "pack"}) == [
+        "the processes engine has no options, so it does not take placement"
     ]
-    assert engines.check("ray://10.0.0.1:6379", None, {"placement": "pack", "num_cpus": 0.5}) == []
+    assert engines.engine_problems("ray://10.0.0.1:6379", None, {"placement": "pack", "num_cpus": 0.5}) == []
 
 
 def test_worker_with_other_arithmetic_is_refused() -> None:

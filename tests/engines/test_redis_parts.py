@@ -24,10 +24,10 @@ def secret(path: Path, content: str = "open-sesame-" * 4, mode: int = 0o600) -> 
 
 
 def test_addresses_of_every_kind() -> None:
-    assert engines.split("redis://host:1") == ("redis", "host:1")
-    assert engines.split("rediss://host:1") == ("redis", "rediss://host:1")
-    assert engines.split("unix:///run/s") == ("redis", "unix:///run/s")
-    assert engines.split("redis") == ("redis", None)
+    assert engines.split_address("redis://host:1") == ("redis", "host:1")
+    assert engines.split_address("rediss://host:1") == ("redis", "rediss://host:1")
+    assert engines.split_address("unix:///run/s") == ("redis", "unix:///run/s")
+    assert engines.split_address("redis") == ("redis", None)
     found = address.find("rediss://me@host:7/3", {"XDG_STATE_HOME": "/nowhere"})
     assert (found.scheme, found.user, found.host, found.port, found.database) == ("rediss", "me", "host", 7, 3)
     assert found.url == "rediss://me@host:7/3"
@@ -45,11 +45,11 @@ def test_addresses_of_every_kind() -> None:
     ],
 )
 def test_addresses_that_are_none(bad: str, message: str) -> None:
-    assert message in "\n".join(engines.check(bad, None))
+    assert message in "\n".join(engines.engine_problems(bad, None))
 
 
 def test_password_in_an_address_is_refused_and_not_repeated() -> None:
-    (problem,) = engines.check("redis://me:hunter2@host:1", None)
+    (problem,) = engines.engine_problems("redis://me:hunter2@host:1", None)
     assert "process list" in problem
     assert "redis://me@host:1?password_file=FILE" in problem
     assert "hunter2" not in problem

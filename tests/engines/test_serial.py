@@ -1,8 +1,11 @@
+import os
+import traceback
 from typing import Any
 
 import numpy as np
 
 import shoal
+from shoal.base.host import available_cores
 from shoal.engines.fingerprint import canary
 from tests.engines.contract import Contract
 from tests.support import tasks
@@ -14,8 +17,6 @@ class TestSerial(Contract):
 
 
 def test_tasks_run_in_this_process() -> None:
-    import os
-
     with shoal.engine("serial") as engine:
         assert engine.submit(tasks.pid, 0).result() == os.getpid()
 
@@ -23,6 +24,21 @@ def test_tasks_run_in_this_process() -> None:
 def test_same_arithmetic_as_a_worker() -> None:
     with shoal.engine("serial") as serial, shoal.engine("processes", workers=1) as processes:
         assert serial.submit(_canary, 0).result() == processes.submit(_canary, 0).result(30)
+
+
+def test_few_frames_between_submit_and_task() -> None:
+    with shoal.engine("serial") as serial, shoal.engine("processes", workers=1) as processes:
+        assert serial.submit(_frames, 0).result()[-2:] == ["submit", "run"]
+        assert processes.submit(_frames, 0).result(30)[-4:] == ["main", "serve", "handle", "run"]
+
+
+def test_cores_that_workers_share() -> None:
+    with shoal.engine("serial") as serial, shoal.engine("processes", workers=1) as processes:
+        assert serial.shared_cores == processes.shared_cores == available_cores()
+
+
+def _frames(_: int) -> list[str]:
+    return [frame.name for frame in traceback.extract_stack()[:-1]]
 
 
 def _canary(_: int) -> str:

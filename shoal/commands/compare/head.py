@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal import algos
-from shoal.engines.proxy import LentEngine
+from shoal.engines.proxy import EngineProxy
 from shoal.errors import ShoalError, Stopped, problem_list
 from shoal.runs import run
 from shoal.runs.folder import RunDir
@@ -45,7 +45,7 @@ class _Progress:
         """Nothing is kept."""
 
 
-def learn(job: dict[str, Any], engine: LentEngine) -> None:
+def learn(job: dict[str, Any], engine: EngineProxy) -> None:
     """Begin a run, or go on with it, up to its goal."""
     settings = Settings(**job["settings"])
     found = RunDir(Path(settings.runs) / str(settings.name))
@@ -69,7 +69,7 @@ def main() -> None:
     sys.path[:] = job["path"]
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
-        with LentEngine(connection, job["workers"]) as engine:
+        with EngineProxy(connection, job["workers"]) as engine:
             learn(job, engine)
     except Stopped as stop:
         sys.exit(128 + stop.number)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from shoal.base.host import WORKER_ENVIRONMENT, module_command, python_path
 from shoal.commands.compare.plan import Job
 from shoal.engines.base import Engine
-from shoal.engines.proxy import lend
+from shoal.engines.proxy import EngineServer
 from shoal.errors import Stopped
 
 
@@ -75,11 +75,11 @@ class _Heads:
             process = _start(job, theirs, self._engine.workers)
             self._processes.add(process)
         self._watcher.began(job)
-        lender = threading.Thread(target=lend, args=(self._engine, ours, str(job)), daemon=True)
-        lender.start()
+        server = threading.Thread(target=EngineServer(self._engine, ours, str(job)).serve, daemon=True)
+        server.start()
         said = self._read(job, process)
         code = process.wait()
-        lender.join()
+        server.join()
         with self._lock:
             self._processes.remove(process)
         failure = "" if code == 0 or self.stopping else "\n".join(said) or _end(code)

@@ -81,7 +81,9 @@ class Comparison:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
-        found = engines.check(self.engine, self.workers) + ([] if self.name is None else check_name(self.name))
+        found = engines.engine_problems(self.engine, self.workers) + (
+            [] if self.name is None else check_name(self.name)
+        )
         found += validation.field_problems(
             self,
             at_least_one=("seeds", "steps", "max_episode_steps", "episodes", "at_once"),

@@ -29,7 +29,7 @@ from shoal.engines.ray.actors import Watcher, Worker, end_stopped, living, machi
 from shoal.engines.ray.session import Session, brief, take_signals_back
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
-from shoal.engines.wire import Kind, Message
+from shoal.engines.wire import Kind, Message, WorkerSettings
 from shoal.errors import EngineError, UsageError, WorkerRefused
 
 log = logging.getLogger("shoal.engine")
@@ -116,9 +116,9 @@ class RayEngine(RemoteEngine):
         """Process ids of the workers that are running on this machine, oldest first."""
         return self._transport.pids()  # type: ignore[attr-defined, no-any-return]
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> WorkerSettings:
         """The script travels along: other nodes need not have it."""
-        return super()._settings() | {"source": self._source}
+        return {**super()._settings(), "source": self._source}
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Wor
 from shoal.engines.redis.fleet import Fleet, Machine, Run, Slot
 from shoal.engines.remote import Broken, Event, Heard, Left, Received
 from shoal.engines.wire import Kind, Message
-from shoal.engines.worker import describe
+from shoal.engines.worker import describe_error
 from shoal.errors import UsageError, WireError
 
 if TYPE_CHECKING:
@@ -418,7 +418,7 @@ class _Anything(Mapping[int, None]):
 
 def failed(ticket: int, error: Exception) -> Message:
     """The answer to a task that was not even tried."""
-    return Message(Kind.FAILED, ticket, wire.encode({"seconds": 0.0, **describe(error)}))
+    return Message(Kind.FAILED, ticket, wire.encode({"seconds": 0.0, **describe_error(error)}))
 
 
 def _main_of(frame: memoryview) -> str | None:
