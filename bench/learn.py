@@ -140,7 +140,7 @@ def run(options: Options, say: Say) -> Report:
 
 def settings_of(algo: str, name: str) -> dict[str, Any]:
     """All settings of an algorithm with a preset, and what the preset has beside them, as JSON has them."""
-    preset = presets.find(algo, name) or {}
+    preset = presets.find_preset(algo, name) or {}
     kind = algos.load(algo).Config
     settings: dict[str, Any] = json.loads(json.dumps(preset | asdict(kind(**presets.own(kind, preset)))))
     return settings

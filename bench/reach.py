@@ -129,7 +129,7 @@ THEIRS = {
 def _programs(env: str, options: Options, peers: Peers, say: Say) -> dict[str, Callable[[int], Program]]:
     """For each library, how to start it with a seed. Shoal's algorithms take part where they have a preset."""
     found: dict[str, Callable[[int], Program]] = {
-        name: partial(_ours, algo, env) for name, algo in OURS.items() if presets.find(algo, env) is not None
+        name: partial(_ours, algo, env) for name, algo in OURS.items() if presets.find_preset(algo, env) is not None
     }
     for name, (library, algo) in THEIRS.items():
         start = partial(_theirs, peers, library, algo, env)

@@ -103,7 +103,7 @@ def algorithm(command: str, words: list[str], extra: type[Any] | None = None) ->
         rest.remove(NO_PRESET)
         return name, parse(both, rest, title, description)
     first = rest[0] if rest and not rest[0].startswith("-") else parse(both, rest, title, description).settings.env
-    preset = presets.find(name, first)
+    preset = presets.find_preset(name, first)
     if preset is None:
         _hint_at_preset(name, first)
         return name, parse(both, rest, title, description)
@@ -122,13 +122,13 @@ def _hint_at_preset(algo: str, name: str) -> None:
     from shoal.envs.make import env_problems
 
     near = difflib.get_close_matches(name, presets.presets(algo), n=1, cutoff=0.7)
-    others = [other for other in algos.ALGORITHMS if presets.find(other, name)]
+    others = [other for other in algos.ALGORITHMS if presets.find_preset(other, name)]
     if not (near or others) or not env_problems(name):
         return
     if near:
         hint = f"{algo} has a preset {near[0]!r}; did you mean that?"
     else:
-        env = (presets.find(others[0], name) or {})["env"]
+        env = (presets.find_preset(others[0], name) or {})["env"]
         hint = f"{name!r} is a preset of {' and '.join(others)}, on {env}; {algo} has none of that name"
     print(hint, file=sys.stderr)
 

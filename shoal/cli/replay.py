@@ -74,7 +74,7 @@ def replay(words: list[str]) -> int:
 
 def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: Episode) -> int:
     from shoal.commands import replay as replaying
-    from shoal.runs.folder import on_runs, program
+    from shoal.runs.hints import program, runs_flag
 
     say(
         out,
@@ -95,7 +95,7 @@ def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: 
         say(out, f"Saved: {wanted.save}")
     if played.difference:
         at = f"step {played.step}" if played.step >= 0 else "the reset"
-        this = f"{run.name} --iteration {wanted.iteration} --episode {wanted.episode}{on_runs(run)}"
+        this = f"{run.name} --iteration {wanted.iteration} --episode {wanted.episode}{runs_flag(run)}"
         say(
             out,
             f"DIFFERENT from {at} on: {played.difference}\n"

@@ -43,20 +43,20 @@ def _row(run: RunDir) -> list[str]:
     from shoal.runs.settings import Settings
 
     try:
-        record, lines = run.config(), run.metrics()
+        record, rows = run.record(), run.metrics()
     except (CheckpointFault, OSError) as error:
         return [run.name, *[""] * 6, f"unreadable: {error}"]
     settings = Settings(**record["settings"])
-    last = lines[-1] if lines else {"iteration": 0, "time/total_timesteps": 0}
-    finished = settings.goal.reached(last["iteration"], last) >= 1
-    score = last.get("rollout/ep_rew_mean")
+    last = rows[-1] if rows else None
+    score = None if last is None else last.get("rollout/ep_rew_mean")
+    finished = last is not None and settings.goal.reached(last)
     return [
         run.name,
         record["algo"],
         settings.env,
         str(settings.seed),
-        str(last["iteration"]),
-        f"{last['time/total_timesteps']:,}",
+        "0" if last is None else str(last["iteration"]),
+        "0" if last is None else f"{last['time/total_timesteps']:,}",
         "" if score is None else f"{score:.1f}",
         "running" if run.busy() else "finished" if finished else "stopped",
     ]

@@ -16,20 +16,22 @@ from shoal.cli.parsing import algorithm, console, parse, say
 from shoal.errors import Stopped, UsageError
 
 if TYPE_CHECKING:
-    from shoal.runs.loop import Result
+    from shoal.runs.loop import RunResult
 
 
 def train(words: list[str]) -> int:
     """Learn."""
     name, parsed = algorithm("train", words)
     from shoal.runs import run
+    from shoal.runs.spec import RunSpec
 
     out = console()
     settings = parsed.settings
+    spec = RunSpec(name, settings, parsed.config)
     if _needs_mpirun(settings.engine):
         from shoal.commands import mpirun
 
-        created, _ = run.create(name, settings, parsed.config)
+        created, _ = run.create(spec)
         code = UsageError.exit_code
         try:
             code = mpirun.launch(created, settings.workers, settings.restarts)
@@ -37,7 +39,7 @@ def train(words: list[str]) -> int:
             if code == UsageError.exit_code:  # here (no mpirun) or in the head: the name of a run that cannot begin
                 created.discard()  # must not be taken
         return code
-    return _watch(out, lambda: run.train(name, settings, parsed.config, console=out))
+    return _watch(out, lambda: run.train(spec, console=out))
 
 
 def _needs_mpirun(engine: str) -> bool:
@@ -84,7 +86,7 @@ def resume(words: list[str]) -> int:
         changes.setdefault("iterations", None)
     out = console()
     found = RunDir.find(Path(wanted.runs), wanted.run)
-    settings = Settings(**found.config()["settings"] | changes)
+    settings = Settings(**found.record()["settings"] | changes)
     if _needs_mpirun(settings.engine):
         from shoal.commands import mpirun
 
@@ -93,9 +95,9 @@ def resume(words: list[str]) -> int:
     return _watch(out, lambda: run.resume(wanted.run, Path(wanted.runs), changes, console=out))
 
 
-def _watch(out: Console, go: Callable[[], Result]) -> int:
+def _watch(out: Console, go: Callable[[], RunResult]) -> int:
     """Run to the end, or to a signal; then say what there is now and what to type next."""
-    from shoal.runs.folder import on_runs, program, resume_command
+    from shoal.runs.hints import program, resume_command, runs_flag
 
     try:
         result = go()
@@ -118,7 +120,7 @@ def _watch(out: Console, go: Callable[[], Result]) -> int:
         f"Limit:  {result.advice}\n"
         f"Digest: {metrics['digest']}, equal for this seed on every engine and number of workers\n"
         f"Saved:  {run.path}\n"
-        f"Next:   {program()} evaluate {run.name}{on_runs(run)}\n"
+        f"Next:   {program()} evaluate {run.name}{runs_flag(run)}\n"
         f"        {resume_command(run)} --steps {2 * steps}",
     )
     if shutil.which("tensorboard"):

@@ -28,6 +28,7 @@ def verify(words: list[str]) -> int:
     """Check that results are equal."""
     name, parsed = algorithm("verify", words, VerifyArgs)
     from shoal.commands import verify as verification
+    from shoal.runs.spec import RunSpec
 
     out = console()
     chosen = verification.parse_engines(parsed.extra.engines)
@@ -49,7 +50,7 @@ def verify(words: list[str]) -> int:
         out,
         f"{name} {settings.env}, seed {settings.seed}, {settings.iterations} iterations in {len(todo)} ways",
     )
-    difference = verification.verify(name, settings, parsed.config, todo, report)
+    difference = verification.verify(RunSpec(name, settings, parsed.config), todo, report)
     if difference:
         say(out, f"DIFFERENT: {difference}")
         return 1

@@ -27,15 +27,15 @@ import numpy as np
 from shoal import algos
 from shoal.algos.base import Step
 from shoal.base import disk, trees
-from shoal.base.trees import Tree
 from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import CheckpointFault, DiskFault, UsageError
 from shoal.learning import xla
 from shoal.policies.policy import Policy
 from shoal.runs import run
-from shoal.runs.folder import RunDir
-from shoal.runs.settings import Settings
+from shoal.runs.folder import Checkpoint, RunDir, RunRecord
+from shoal.runs.metrics import MetricsRow
+from shoal.runs.spec import RunSpec, make_config
 from shoal.sampling import tasks
 from shoal.sampling.address import episode_seed
 from shoal.sampling.lane import Answer, play_alone
@@ -185,9 +185,8 @@ class Again:
 
 def problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
     """What the metrics of a run say against replaying an episode of it, before anything is learned again."""
-    record = folder.config()
-    config = algos.load(record["algo"]).Config(**run.tuples(record["config"]))
-    if config.samples == "scores":
+    record = folder.record()
+    if make_config(record["algo"], record["config"]).samples == "scores":
         return [
             f"workers of {record['algo']} send back scores alone, so there is nothing to compare an episode with. "
             f"To see its policy play, type: shoal evaluate {folder.name}"
@@ -198,11 +197,11 @@ def problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
     if iteration not in totals:
         there = f"it has {min(totals)} to {max(totals)}" if totals else "it has none yet"
         return [f"the run {folder.name} has no iteration {iteration}: {there}"]
-    before = {0: 0} | totals
+    before: dict[int, int | None] = {0: 0, **totals}
     counts = {
-        at: total - before[at - 1]
+        at: total - previous
         for at, total in totals.items()
-        if total is not None and before.get(at - 1) is not None
+        if total is not None and (previous := before.get(at - 1)) is not None
     }
     return _no_episode(iteration, number, counts[iteration], counts) if iteration in counts else []
 
@@ -221,13 +220,15 @@ def _no_episode(iteration: int, number: int | None, count: int, counts: dict[int
 def learn_again(folder: RunDir, iteration: int, number: int | None, announce: Callable[[str], None]) -> Again:
     """Learn an iteration again, from the newest checkpoint before it, for one of its episodes or for all of them."""
     lines = {line["iteration"]: line for line in folder.metrics()}
-    record, settings, config = run.recorded(folder, {})
-    first, state = _checkpoint(folder, iteration)
+    record, spec = run.recorded(folder, {})
+    settings = spec.settings
+    checkpoint = _checkpoint(folder, iteration)
+    first = checkpoint.iteration
     xla.start(settings.learner_threads or 1)
     which = f"iterations {first + 1} to {iteration}" if first + 1 < iteration else f"iteration {iteration}"
     announce(f"Learning {which} again, from {f'the checkpoint of {first}' if first else 'the start'}")
     with Recorder() as engine:
-        for reached, step in _steps(record, settings, config, engine, first, state):
+        for reached, step in _steps(record, spec, engine, checkpoint):
             difference = _difference(lines.get(reached), step)
             if difference:
                 return Again(settings.env_spec, [], f"iteration {reached} {difference}")
@@ -239,29 +240,27 @@ def learn_again(folder: RunDir, iteration: int, number: int | None, announce: Ca
     raise AssertionError("algorithms learn for ever")
 
 
-def _checkpoint(folder: RunDir, iteration: int) -> tuple[int, Tree | None]:
+def _checkpoint(folder: RunDir, iteration: int) -> Checkpoint:
     try:
-        return folder.load(before=iteration) or (0, None)
+        return folder.load(before=iteration)
     except CheckpointFault as error:  # damaged, or removed by the process that trains it: the start is always there
         log.warning("%s", error)
-        return 0, None
+        return Checkpoint(0, None)
 
 
-def _steps(
-    record: dict[str, Any], settings: Settings, config: Any, engine: Recorder, first: int, state: Tree | None
-) -> Iterator[tuple[int, Step]]:
-    """Every iteration after `first`; where the run was resumed with a new goal, this is too."""
-    ends = run.schedule_ends(record, config)
-    train = algos.load(record["algo"]).train
+def _steps(record: RunRecord, spec: RunSpec, engine: Recorder, checkpoint: Checkpoint) -> Iterator[tuple[int, Step]]:
+    """Learn every iteration after a checkpoint; where the run was resumed with a new goal, so is this."""
+    ends, first, settings = spec.schedule_ends(record), checkpoint.iteration, spec.settings
     end = ends[max(after for after in ends if after <= first)]
-    steps = train(config, settings.env_spec, engine, settings.seed, end, state)
+    train = algos.load(spec.algo).train
+    steps = train(spec.config, settings.env_spec, engine, settings.seed, end, checkpoint.state)
     for iteration, step in enumerate(steps, start=first + 1):
         yield iteration, step
         if iteration in ends:
-            yield from _steps(record, settings, config, engine, iteration, step.state())
+            yield from _steps(record, spec, engine, Checkpoint(iteration, step.state()))
 
 
-def _difference(line: dict[str, Any] | None, step: Step) -> str:
+def _difference(line: MetricsRow | None, step: Step) -> str:
     parts = trees.digests(step.learned)
     digest = trees.digest(parts)
     if line is None or line["digest"] == digest:  # a damaged line is missing; the next one covers it

@@ -23,7 +23,9 @@ from shoal.engines.base import Engine
 from shoal.errors import UsageError
 from shoal.runs import run
 from shoal.runs.folder import RunDir
+from shoal.runs.metrics import MetricsRow
 from shoal.runs.settings import Settings
+from shoal.runs.spec import RunSpec, located
 from shoal.runs.track import Tracker
 from shoal.testing import redis_faults
 from shoal.testing.redis_rig import Rig
@@ -55,7 +57,7 @@ class Outcome:
     """What one way gave: the lines of its metrics file, and how many workers it lost."""
 
     way: Way
-    lines: list[dict[str, Any]]
+    lines: list[MetricsRow]
     lost_workers: int
     seconds: float
 
@@ -86,20 +88,23 @@ def ways(chosen: Sequence[tuple[str, int | None]], kill_workers: bool, kill_head
     return plain + killed * kill_workers + resumed * kill_head
 
 
-def verify(algo: str, settings: Settings, config: Any, todo: Sequence[Way], report: Callable[[Outcome], None]) -> str:
+def verify(spec: RunSpec, todo: Sequence[Way], report: Callable[[Outcome], None]) -> str:
     """Run every way; an empty string if all digests are equal, or the first difference in words."""
     reference: Outcome | None = None
-    config = run.located(config, Path(settings.runs))
+    spec = replace(spec, config=located(spec.config, Path(spec.settings.runs)))
     # Between runs too: a signal takes the folder along, and heads and servers that were started.
     with signals.listening(), tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder:
         for number, way in enumerate(todo):
             name = f"way-{number}"
-            own = replace(settings, engine=way.engine, workers=way.workers, runs=folder, name=name, tensorboard=False)
+            own = replace(
+                spec.settings, engine=way.engine, workers=way.workers, runs=folder, name=name, tensorboard=False
+            )
             if way.fault:
                 own = replace(own, checkpoint_every=1)  # or the resume would start from scratch
             begun = time.monotonic()
-            with _rig(way, settings.env) as rig:
-                lost = _runner(way)(algo, replace(own, engine=_address(way.engine, rig)), config, way, rig)
+            with _rig(way, own.env) as rig:
+                own = replace(own, engine=_address(way.engine, rig))
+                lost = _runner(way)(replace(spec, settings=own), way, rig)
             lines = RunDir(Path(folder) / name).metrics()
             outcome = Outcome(way, lines, lost, time.monotonic() - begun)
             report(outcome)
@@ -110,7 +115,7 @@ def verify(algo: str, settings: Settings, config: Any, todo: Sequence[Way], repo
     return ""
 
 
-def _runner(way: Way) -> Callable[[str, Settings, Any, Way, Rig | None], int]:
+def _runner(way: Way) -> Callable[[RunSpec, Way, Rig | None], int]:
     if way.then is not None:
         return _with_killed_head
     return _under_mpirun if way.engine == "mpi" else _in_this_process
@@ -135,18 +140,18 @@ def _address(engine: str, rig: Rig | None) -> str:
     return rig.address if engine == "redis" and rig is not None else engine
 
 
-def _in_this_process(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _in_this_process(spec: RunSpec, way: Way, rig: Rig | None) -> int:
     quiet = Console(quiet=True)
     options = {"lease": redis_faults.LEASE} if rig is not None and way.fault else {}
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(engines.make(settings.engine, way.workers, **options))
+        engine = stack.enter_context(engines.make(spec.settings.engine, way.workers, **options))
         killers: list[Tracker] = []
         if way.fault == "kill-workers" and rig is not None:
-            killers = [stack.enter_context(redis_faults.Faults(rig, engine, settings.iterations or 1))]
+            killers = [stack.enter_context(redis_faults.Faults(rig, engine, spec.settings.iterations or 1))]
             stack.callback(engine.close)  # before the end of the faults, which takes a restarted server along
         elif way.fault == "kill-workers":
             killers = [_Killer(engine)]
-        run.train(algo, settings, config, engine=engine, trackers=killers, console=quiet)
+        run.train(spec, engine=engine, trackers=killers, console=quiet)
         return engine.telemetry().lost_workers
     raise AssertionError("unreachable")
 
@@ -159,7 +164,7 @@ class _Killer:
         self._closed = False
         self._strike()
 
-    def write(self, iteration: int, metrics: dict[str, Any]) -> None:
+    def write(self, metrics: MetricsRow) -> None:
         """An iteration is over, so the next one begins."""
         self._strike()
 
@@ -179,22 +184,22 @@ def _kill_one(engine: Engine, tasks_before: int) -> None:
         os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
 
 
-def _under_mpirun(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _under_mpirun(spec: RunSpec, way: Way, rig: Rig | None) -> int:
     """Train in a job of its own; with the fault, kill its last rank half-way and see it start again."""
-    folder = RunDir(Path(settings.runs) / str(settings.name))
-    with _training(algo, settings, config) as head:
+    folder = RunDir(Path(spec.settings.runs) / str(spec.settings.name))
+    with _training(spec) as head:
         if way.fault:
-            _wait_for_half(folder, settings, head)
+            _wait_for_half(folder, spec.settings, head)
             os.kill(_last_rank(folder), signal.SIGKILL)
         _finish(head)
     return 1 if way.fault else 0
 
 
-def _with_killed_head(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _with_killed_head(spec: RunSpec, way: Way, rig: Rig | None) -> int:
     """Train in a process of its own, kill it without warning in the middle, and resume here."""
-    folder = RunDir(Path(settings.runs) / str(settings.name))
-    with _training(algo, settings, config) as head:
-        _wait_for_half(folder, settings, head)
+    folder = RunDir(Path(spec.settings.runs) / str(spec.settings.name))
+    with _training(spec) as head:
+        _wait_for_half(folder, spec.settings, head)
         head.kill()
     deadline = time.monotonic() + _DEADLINE
     while folder.busy() and time.monotonic() < deadline:
@@ -220,8 +225,8 @@ def _with_killed_head(algo: str, settings: Settings, config: Any, way: Way, rig:
     return 0
 
 
-def _training(algo: str, settings: Settings, config: Any) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    return _shoal(["train", algo, settings.env, *flags(settings), *flags(config)])
+def _training(spec: RunSpec) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return _shoal(["train", spec.algo, spec.settings.env, *flags(spec.settings), *flags(spec.config)])
 
 
 @contextlib.contextmanager
@@ -292,9 +297,9 @@ def _difference(reference: Outcome, other: Outcome) -> str:
         if line["digest"] != theirs["digest"]:
             parts = [part for part, value in line["digests"].items() if theirs["digests"].get(part) != value]
             numbers = [
-                f"{key}: {line[key]!r} and {theirs.get(key)!r}"
-                for key in line
-                if key.startswith(("rollout/", "train/")) and line[key] != theirs.get(key)
+                f"{key}: {value!r} and {theirs.get(key)!r}"
+                for key, value in line.items()
+                if key.startswith(("rollout/", "train/")) and value != theirs.get(key)
             ]
             return (
                 f"iteration {line['iteration']} differs between {reference.way} ({line['digest']}) and {other.way} "

@@ -1,11 +1,11 @@
-"""A run on disk.
+"""The folder of a run.
 
 runs/trpo-CartPole-v1-0007/
-  config.json         everything to run it again; versions; fingerprint
+  config.json         everything needed to repeat the run; versions; fingerprint
   metrics.jsonl       one line per iteration: the source of truth for tables, plots and trackers
-  policy.safetensors  newest policy with its observation statistics
+  policy.safetensors  the newest policy with its observation statistics
   checkpoints/000120/ state.safetensors and manifest.json (sizes, sha256)
-  lock                held by the process that trains it
+  lock                held by the process that trains the run
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import os
 import re
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, NotRequired, TextIO, TypedDict
 
 import numpy as np
 import safetensors
@@ -33,6 +32,7 @@ from shoal.base import disk
 from shoal.base.trees import Tree, flatten, unflatten
 from shoal.errors import CheckpointFault, DiskFault, RunBusy, UsageError
 from shoal.policies.policy import SavedPolicy
+from shoal.runs.metrics import MetricsRow
 
 log = logging.getLogger("shoal.run")
 
@@ -40,22 +40,60 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _FORMAT = "shoal-checkpoint-1"
 
 
-def check_name(name: str) -> list[str]:
-    """What is wrong with the name of a run."""
+def name_problems(name: str) -> list[str]:
+    """Describe what is wrong with the name of a run."""
     if _NAME.fullmatch(name) and ".." not in name:
         return []
     return [
-        f"{name!r} cannot be the name of a run: use 1 to 64 of A-Z a-z 0-9 . _ - with no dot at the start and no '..'"
+        f"{name!r} is not a valid name for a run: use 1 to 64 of A-Z a-z 0-9 . _ - with no dot at the start and no '..'"
     ]
 
 
 def policy_file(name: str, root: Path) -> Path:
-    """Where the policy is of a run, by its name or path, or of a policy file itself."""
+    """Locate the policy file of a run, given by name or path, or given directly."""
     return Path(name) if name.endswith(".safetensors") else RunDir.find(root, name).policy_file
 
 
+class RunRecord(TypedDict):
+    """The content of config.json: everything needed to repeat or resume a run."""
+
+    algo: str
+    settings: dict[str, Any]
+    """Fields of `Settings`."""
+    config: dict[str, Any]
+    """Fields of the algorithm's settings, with lists for tuples."""
+    versions: dict[str, str]
+    """Packages that the head's results depend on, and a digest of the algorithm's code."""
+    fingerprint: dict[str, str]
+    """Fingerprint of the head, which workers had to match."""
+    schedule_ends: NotRequired[dict[str, int]]
+    """Iteration -> environment steps at which schedules end from there on: a resume with a new goal moves the end."""
+
+
+class Checkpoint(NamedTuple):
+    """A state from which training continues. Iteration 0 has no state: training starts."""
+
+    iteration: int
+    state: Tree | None
+
+
+class Manifest(TypedDict):
+    """The content of a checkpoint's manifest.json."""
+
+    format: str
+    iteration: int
+    plain: dict[str, Any]
+    """Leaves of the state that are not arrays, by path."""
+    bytes: int
+    """Size of state.safetensors."""
+    sha256: str
+    """Of state.safetensors."""
+    manifest_sha256: NotRequired[str]
+    """Of everything above, as JSON."""
+
+
 class RunDir:
-    """One run's folder."""
+    """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,66 +104,64 @@ class RunDir:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """Name of the run: the folder's last component."""
         return self.path.name
 
     @staticmethod
-    def create(root: Path, name: str | None, stem: str, config: dict[str, Any]) -> RunDir:
-        """A new folder: called `name`, or `stem` and the next free number."""
+    def create(root: Path, name: str | None, stem: str, record: RunRecord) -> RunDir:
+        """Create a folder, called `name` or `stem` and the next free number."""
         try:
             root.mkdir(parents=True, exist_ok=True)
             path = _claim(root, name, re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:48])
             run = RunDir(path)
             run.checkpoints.mkdir()
-            run.write_config(config)
+            run.write_record(record)
         except OSError as error:
-            raise UsageError(f"no run can be made in {root}: {error.strerror}") from None
+            raise UsageError(f"no run can be created in {root}: {error.strerror}") from None
         return run
 
     @staticmethod
     def find(root: Path, name: str) -> RunDir:
-        """A run by name, or by the path of its folder."""
+        """Find a run by its name, or by the path of its folder."""
         for path in (root / name, Path(name)):
             try:
                 if (path / "config.json").is_file():
                     return RunDir(path)
             except OSError as error:
                 raise UsageError(f"the run {path} cannot be read: {error.strerror}") from None
-        raise UsageError(
-            f"there is no run {name!r} in {root}. To list the runs there are, type: shoal runs --runs {root}"
-        )
+        raise UsageError(f"there is no run {name!r} in {root}. To list its runs, use: shoal runs --runs {root}")
 
     @staticmethod
     def all(root: Path) -> list[RunDir]:
-        """Every run in a folder, oldest first."""
+        """List every run in a folder, oldest first."""
         found = [RunDir(path.parent) for path in root.glob("*/config.json")]
         return sorted(found, key=lambda run: run.config_file.stat().st_mtime)
 
     def discard(self) -> None:
-        """Remove the folder, if nothing was learned yet."""
+        """Remove the folder if it holds no iteration yet."""
         if not self.metrics() and not self.saved():
             shutil.rmtree(self.path)
 
-    def config(self) -> dict[str, Any]:
-        """What the run was started with."""
+    def record(self) -> RunRecord:
+        """Read config.json."""
         try:
-            config: dict[str, Any] = json.loads(self.config_file.read_bytes())
-            missing = [key for key in ("algo", "settings", "config", "versions", "fingerprint") if key not in config]
+            record: RunRecord = json.loads(self.config_file.read_bytes())
+            missing = [key for key in ("algo", "settings", "config", "versions", "fingerprint") if key not in record]
         except (OSError, ValueError, TypeError) as error:
             raise CheckpointFault(f"{self.config_file} cannot be read: {error}") from None
         if missing:
-            raise CheckpointFault(f"{self.config_file} is not a run's: it has no {', '.join(missing)}")
-        return config
+            raise CheckpointFault(f"{self.config_file} does not describe a run: it lacks {', '.join(missing)}")
+        return record
 
-    def write_config(self, config: dict[str, Any]) -> None:
-        """Replace it."""
-        disk.write_file(self.config_file, (json.dumps(config, indent=2) + "\n").encode())
+    def write_record(self, record: RunRecord) -> None:
+        """Replace config.json."""
+        disk.write_file(self.config_file, (json.dumps(record, indent=2) + "\n").encode())
 
     # One head at a time ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run. The kernel lets go of it when the process ends, however it ends."""
+        """Hold the run for a block. The kernel releases the lock however the process ends."""
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context((self.path / "lock").open("a+"))
@@ -136,11 +172,11 @@ class RunDir:
                 disk.remove_leftovers(self.path)
                 disk.remove_leftovers(self.checkpoints)
             except OSError as error:
-                raise DiskFault(f"{self.path} cannot be held for training: {error.strerror}") from None
+                raise DiskFault(f"{self.path} cannot be locked for training: {error.strerror}") from None
             yield
 
     def _seize(self, file: TextIO) -> None:
-        deadline = time.monotonic() + 0.3  # `busy` in another process looks for a moment
+        deadline = time.monotonic() + 0.3  # `busy` in another process takes the lock for a moment
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,24 +186,24 @@ class RunDir:
                     continue
                 file.seek(0)
                 owner = file.read().strip() or "another process"
-                raise RunBusy(f"{self.path} is being trained by {owner}. Wait for it, or stop it first") from None
+                raise RunBusy(f"{self.path} is being trained by {owner}. Wait for its end, or stop it first") from None
             return
 
     def busy(self) -> bool:
-        """Whether some process is training it now."""
+        """Test whether a process is training the run now."""
         try:
             with (self.path / "lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # no lock yet, or not ours to look at
+        except OSError:  # no lock yet, or no permission to read it
             return False
         return False
 
     # Metrics --------------------------------------------------------------------------------------------------
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """All whole lines. One that a crash cut short is left out; one that is damaged too, with a warning."""
+    def metrics(self) -> list[MetricsRow]:
+        """Read all complete lines. A last line cut short by a crash is skipped; a damaged one too, with a warning."""
         if not self.metrics_file.exists():
             return []
         found = []
@@ -175,11 +211,11 @@ class RunDir:
             try:
                 found.append(json.loads(line))
             except ValueError:
-                log.warning("line %d of %s is damaged and left out", number, self.metrics_file)
+                log.warning("skipped line %d of %s, which is damaged", number, self.metrics_file)
         return found
 
     def cut_metrics(self, iteration: int) -> None:
-        """Drop the lines of iterations after this one: a resume computes them again."""
+        """Drop the iterations after this one, which a resume computes again."""
         kept = [line for line in self.metrics() if line["iteration"] <= iteration]
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         if not self.metrics_file.exists() or self.metrics_file.read_bytes() != content:
@@ -192,7 +228,7 @@ class RunDir:
         table = flatten(state)
         arrays = {path: np.asarray(leaf, order="C") for path, leaf in table.items() if isinstance(leaf, np.ndarray)}
         blob = safetensors.numpy.save(arrays)
-        manifest: dict[str, Any] = {
+        manifest: Manifest = {
             "format": _FORMAT,
             "iteration": iteration,
             "plain": {path: leaf for path, leaf in table.items() if not isinstance(leaf, np.ndarray)},
@@ -206,32 +242,28 @@ class RunDir:
         for folder in self._folders()[keep:]:
             disk.remove_folder(folder)
 
-    def load(self, before: int | None = None) -> tuple[int, Tree] | None:
-        """Iteration and state of the newest checkpoint that is whole; None if there was never one.
-
-        With `before`, of those that are of an earlier iteration.
-        """
+    def load(self, before: int | None = None) -> Checkpoint:
+        """Read the newest intact checkpoint, of an iteration `before` this one if given; iteration 0 if none exists."""
         folders = [folder for folder in self._folders() if before is None or int(folder.name) < before]
         problems = []
         for folder in folders:
             try:
-                iteration, state = _read(folder)
+                checkpoint = _read(folder)
             except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-                problems.append(f"checkpoint {folder} cannot be used: {error}")
+                problems.append(f"checkpoint {folder} cannot be read: {error}")
                 continue
             for problem in problems:
-                log.warning("%s; going back to iteration %d", problem, iteration)
-            return iteration, state
+                log.warning("%s; going back to iteration %d", problem, checkpoint.iteration)
+            return checkpoint
         if folders:
-            raise CheckpointFault("\n".join([*problems, f"no checkpoint of {self.path} is left to resume from"]))
-        return None
+            raise CheckpointFault("\n".join([*problems, f"{self.path} has no checkpoint left to resume from"]))
+        return Checkpoint(0, None)
 
     def saved(self) -> list[int]:
-        """Iterations that there are checkpoints of, newest first."""
+        """List the iterations that have checkpoints, newest first."""
         return [int(folder.name) for folder in self._folders()]
 
     def _folders(self) -> list[Path]:
-        """Checkpoints, newest first."""
         found = [path for path in self.checkpoints.glob("*") if path.name.isdigit()]
         return sorted(found, key=lambda path: int(path.name), reverse=True)
 
@@ -241,7 +273,7 @@ def _claim(root: Path, name: str | None, stem: str) -> Path:
         path = root / name
         if path.exists():
             raise UsageError(
-                f"{path} is there already. Choose another --name, or go on with it: shoal resume {name} --runs {root}"
+                f"{path} exists already. Choose another --name, or continue it: shoal resume {name} --runs {root}"
             )
         path.mkdir()
         return path
@@ -249,21 +281,21 @@ def _claim(root: Path, name: str | None, stem: str) -> Path:
     number = max(numbers, default=0)
     while True:
         number += 1
-        with contextlib.suppress(FileExistsError):  # another run took that number in this moment
+        with contextlib.suppress(FileExistsError):  # another run took that number first
             path = root / f"{stem}-{number:04}"
             path.mkdir()
             return path
 
 
-def _manifest_hash(manifest: dict[str, Any]) -> str:
+def _manifest_hash(manifest: Manifest) -> str:
     content = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _read(folder: Path) -> tuple[int, Tree]:
-    manifest = json.loads((folder / "manifest.json").read_bytes())
+def _read(folder: Path) -> Checkpoint:
+    manifest: Manifest = json.loads((folder / "manifest.json").read_bytes())
     if manifest["format"] != _FORMAT:
-        raise ValueError(f"its format is {manifest['format']!r}, and this version reads {_FORMAT!r}")
+        raise ValueError(f"its format is {manifest['format']!r}, but this version reads {_FORMAT!r}")
     if manifest["manifest_sha256"] != _manifest_hash(manifest):
         raise ValueError("its manifest is damaged (sha256 differs)")
     blob = (folder / "state.safetensors").read_bytes()
@@ -271,20 +303,4 @@ def _read(folder: Path) -> tuple[int, Tree]:
         raise ValueError(f"state.safetensors has {len(blob):,} bytes instead of {manifest['bytes']:,}")
     if hashlib.sha256(blob).hexdigest() != manifest["sha256"]:
         raise ValueError("state.safetensors is damaged (sha256 differs)")
-    return manifest["iteration"], unflatten(manifest["plain"] | safetensors.numpy.load(blob))
-
-
-def resume_command(run: RunDir) -> str:
-    """What to type to go on with a run."""
-    return f"{program()} resume {run.name}{on_runs(run)}"
-
-
-def program() -> str:
-    """How to call Shoal from the shell that this was started from: it may live in a virtualenv that is not active."""
-    started_as = Path(sys.argv[0])
-    return str(started_as) if started_as.name == "shoal" and shutil.which("shoal") is None else "shoal"
-
-
-def on_runs(run: RunDir) -> str:
-    """The flag that names the folder of a run, where it is not the usual one."""
-    return "" if run.path.parent == Path("runs") else f" --runs {run.path.parent}"
+    return Checkpoint(manifest["iteration"], unflatten(manifest["plain"] | safetensors.numpy.load(blob)))

@@ -1,4 +1,4 @@
-"""The loop of a run: takes an algorithm's steps, tracks and saves them, and stops."""
+"""The loop of a run: takes the steps of an algorithm, tracks and saves them, and stops at the goal."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from shoal.algos.base import Step
 from shoal.base import signals, trees
 from shoal.engines.base import Engine
 from shoal.errors import DiskFault
-from shoal.runs.folder import RunDir, resume_command
+from shoal.runs.folder import RunDir
+from shoal.runs.hints import resume_command
+from shoal.runs.metrics import MetricsRow
 from shoal.runs.settings import Settings
 from shoal.runs.track import Tracker
 from shoal.runs.usage import Usage
@@ -23,19 +25,20 @@ _FAILED_SAVES = 3  # in a row, before a run that cannot save gives up
 
 
 @dataclass(frozen=True)
-class Result:
-    """How a run ended."""
+class RunResult:
+    """The end of a run."""
 
     run: RunDir
-    iteration: int
-    metrics: dict[str, Any]
+    metrics: MetricsRow
+    """Of its last iteration."""
     seconds: float
+    """Duration of this sitting; 0 if the goal was reached already."""
     advice: str
-    """What limited the run, and whether more workers would help."""
+    """What limited the speed of the run, and whether more workers would help."""
 
 
 class Loop:
-    """One sitting of a run: from here to the goal, an error or a signal."""
+    """One sitting of a run: from a checkpoint to the goal, an error or a signal."""
 
     def __init__(
         self,
@@ -48,55 +51,57 @@ class Loop:
         self.run, self.settings, self.engine = run, settings, engine
         self.trackers, self.usage = trackers, usage
         self.begun = self.saved_at = self.marked_at = time.monotonic()
-        lines = run.metrics()
-        self.steps_before = lines[-1]["time/total_timesteps"] if lines else 0
-        self.seconds_before = lines[-1]["time/time_elapsed"] if lines else 0.0
+        rows = run.metrics()
+        self.steps_before = rows[-1]["time/total_timesteps"] if rows else 0
+        self.seconds_before = rows[-1]["time/time_elapsed"] if rows else 0.0
         self.busy_before = engine.telemetry().busy_seconds
-        self.last: tuple[int, Step, dict[str, Any]] | None = None
+        self.last: tuple[Step, MetricsRow] | None = None
         self.saved_iteration = 0
         self.failed_saves = 0
 
-    def drive(self, steps: Iterator[Step], iteration: int) -> Result:
-        """Take steps until the goal is reached. Whatever ends the loop, the last whole iteration is saved."""
+    def drive(self, steps: Iterator[Step], iteration: int) -> RunResult:
+        """Take steps until the goal is reached. However the loop ends, the last complete iteration is saved."""
         self.saved_iteration = iteration
         try:
             for step in steps:
                 with signals.held():
                     iteration += 1
                     metrics = self._complete(iteration, step)
-                    self.last = (iteration, step, metrics)
+                    self.last = (step, metrics)
                     for tracker in self.trackers:
-                        self._write(tracker, iteration, metrics)
-                    done = self.settings.goal.reached(iteration, metrics) >= 1
+                        self._write(tracker, metrics)
+                    done = self.settings.goal.reached(metrics)
                     if done or self._due(iteration):
                         self._save(last_chance=done)
                 if done:
                     seconds = time.monotonic() - self.begun
-                    return Result(self.run, iteration, metrics, seconds, self.usage.advice())
+                    return RunResult(self.run, metrics, seconds, self.usage.advice())
         except DiskFault:
             raise
         except BaseException as error:
             with signals.held():
                 self._save(last_chance=True)
             if self.saved_iteration:
-                error.add_note(f"saved iteration {self.saved_iteration}; {self._go_on()}")
+                error.add_note(f"saved iteration {self.saved_iteration}; continue with: {resume_command(self.run)}")
             raise
-        raise AssertionError("an algorithm's steps never end by themselves")
+        raise AssertionError("the steps of an algorithm never end")
 
-    def _complete(self, iteration: int, step: Step) -> dict[str, Any]:
-        """The metrics of a step with speed, idle share and digests."""
+    def _complete(self, iteration: int, step: Step) -> MetricsRow:
+        """Add speed, idle share and digests to the metrics of a step."""
         now, telemetry = time.monotonic(), self.engine.telemetry()
         steps = step.metrics["time/total_timesteps"] - self.steps_before
         wall = max(now - self.marked_at, 1e-9)
         busy = telemetry.busy_seconds - self.busy_before
         idle = 1.0 - busy / (wall * self.engine.workers)
         self.marked_at, self.busy_before = now, telemetry.busy_seconds
-        self.usage.workers = self.engine.workers  # there may be others now
-        if self.last is not None:  # the first iteration starts workers and compiles
+        self.usage.workers = self.engine.workers  # workers may have joined or left
+        if self.last is not None:  # the first iteration includes start-up and compilation
             sampling, learning = step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"]
             self.usage.add(sampling, learning, busy, step.metrics.get("time/overlap_seconds", 0.0))
         parts = trees.digests(step.learned)
-        return step.metrics | {
+        row = {
+            "iteration": iteration,
+            **step.metrics,
             "time/fps": steps / max(now - self.begun, 1e-9),
             "time/time_elapsed": self.seconds_before + now - self.begun,
             "time/idle_share": min(max(idle, 0.0), 1.0),
@@ -107,12 +112,13 @@ class Loop:
             "digest": trees.digest(parts),
             "digests": parts,
         }
+        return cast(MetricsRow, row)
 
-    def _write(self, tracker: Tracker, iteration: int, metrics: dict[str, Any]) -> None:
+    def _write(self, tracker: Tracker, metrics: MetricsRow) -> None:
         try:
-            tracker.write(iteration, metrics)
+            tracker.write(metrics)
         except OSError as error:
-            raise DiskFault(self._cannot("metrics", iteration, error)) from None
+            raise DiskFault(self._cannot("metrics", metrics["iteration"], error)) from None
 
     def _due(self, iteration: int) -> bool:
         if self.failed_saves:
@@ -124,10 +130,11 @@ class Loop:
         )
 
     def _save(self, last_chance: bool = False) -> None:
-        """Save the last whole iteration. A full disk is reported and tried again; the old checkpoint stays."""
-        if self.last is None or self.last[0] == self.saved_iteration:
+        """Save the last complete iteration. If that fails, the old checkpoint stays, and the next iteration retries."""
+        if self.last is None or self.last[1]["iteration"] == self.saved_iteration:
             return
-        iteration, step, _ = self.last
+        step, metrics = self.last
+        iteration = metrics["iteration"]
         try:
             self.run.save(iteration, step.state(), step.policy, self.settings.keep_checkpoints)
         except OSError as error:
@@ -147,8 +154,5 @@ class Loop:
         )
         return (
             f"the {what} of iteration {iteration} could not be written to {self.run.path}: {error.strerror}; {good}. "
-            f"Make room, then {self._go_on()}"
+            f"Free some space, then continue with: {resume_command(self.run)}"
         )
-
-    def _go_on(self) -> str:
-        return f"go on with: {resume_command(self.run)}"

@@ -1,4 +1,4 @@
-"""Settings of a run: everything but the algorithm's own."""
+"""Settings of a run, except the algorithm's."""
 
 from __future__ import annotations
 
@@ -12,66 +12,66 @@ from shoal import engines
 from shoal.base import validation
 from shoal.base.seeding import MAX_SEED
 from shoal.envs.make import EnvSpec, env_problems
-from shoal.runs.folder import check_name
-from shoal.runs.track.console import Goal
+from shoal.runs.folder import name_problems
+from shoal.runs.goal import Goal
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything about a run but the algorithm's own settings."""
+    """Settings of a run, except the algorithm's."""
 
     env: tyro.conf.Positional[str]
-    """Environment: a Gymnasium id, or module:Env-v0 to import the module first."""
+    """Environment: a Gymnasium id, or module:Env-v0 to import the module that registers it."""
     steps: Annotated[int, tyro.conf.arg(aliases=["-n", "--total-timesteps"])] = 100_000
-    """Environment steps to learn from (at least)."""
+    """Total environment steps (at least)."""
     iterations: int | None = None
     """Stop after this many iterations instead."""
     seed: int = 0
-    """Everything random follows from it."""
+    """Random seed: determines every random number of the run."""
     engine: str = "processes"
-    """Who runs the environments: serial, processes, mpi, ray or redis; ray and redis also with ://HOST:PORT. Does not
+    """What runs the environments: serial, processes, mpi, ray or redis; ray and redis also as ray://HOST:PORT. Does not
     change the result."""
     workers: int | None = None
-    """How many workers; one per core unless told. For redis: how many to wait for. Does not change the result."""
+    """Number of workers (default: one per core; on redis, how many to wait for). Does not change the result."""
     engine_options: str = "{}"
-    """Options of the engine, as JSON; for ray: placement (spread or pack), num_cpus, resources, runtime_env."""
+    """Options of the engine, as JSON. For ray: placement (spread or pack), num_cpus, resources, runtime_env."""
     env_kwargs: str = "{}"
     """Keyword arguments for the environment, as JSON."""
     max_episode_steps: int | None = None
-    """Truncate episodes after this many steps; the environment's own limit unless told."""
+    """Truncate episodes after this many steps (default: the environment's limit)."""
     step_limit: int = 100_000
-    """An episode longer than this is an error: the environment never ends."""
+    """Fail if an episode is longer than this: its environment probably never ends it."""
     recreate_after: int = 0
-    """Make environments anew after this many episodes, for those that leak memory."""
+    """Re-create environments after this many episodes, for those that leak memory (0: never)."""
     vector: Literal["envpool", "gymnasium"] | None = None
-    """Step lanes as one native vector environment: EnvPool's, or the environment's own vector form. Another
-    implementation of the environment, so another result; equal on every engine all the same."""
+    """Step each lane as one native vector environment: EnvPool's, or the one that the environment registers with
+    Gymnasium. A different implementation, so a different result, but the same on every engine."""
     runs: str = "runs"
     """Folder of all runs."""
     name: str | None = None
-    """Name of this run; algorithm, environment and a number unless told."""
+    """Name of this run (default: algorithm, environment and a number)."""
     checkpoint_every: int = 50
-    """Iterations between checkpoints, at most."""
+    """Maximum number of iterations between checkpoints."""
     checkpoint_seconds: float = 60.0
-    """Seconds between checkpoints, at most."""
+    """Maximum number of seconds between checkpoints."""
     keep_checkpoints: int = 3
-    """How many checkpoints to keep."""
+    """Number of checkpoints to keep."""
     learner_threads: int | None = None
-    """Threads of the learner. Changes the last bits, so it is kept with the run; chosen by network size unless told."""
+    """Threads of the learner (default: chosen by network size). Changes the last bits, so the run records it."""
     restarts: int = 3
-    """How often to start again from the last checkpoint after a rank died; for mpi, where Shoal started mpirun."""
+    """How often to restart from the last checkpoint after a rank has died; for mpi, if Shoal started mpirun."""
     task_timeout: float | None = None
-    """Seconds after which a worker that is still busy with one task is replaced; never unless told."""
+    """Replace a worker that is busy with one task for this many seconds (default: never)."""
     allow_mixed: bool = False
-    """Accept workers whose versions or arithmetic differ, and give up equal results."""
+    """Accept workers whose versions or arithmetic differ, and give up reproducible results."""
     tensorboard: bool = True
-    """Write TensorBoard files."""
+    """Write TensorBoard event files."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
         options = _json_object(self.engine_options)
         found = engines.engine_problems(self.engine, self.workers, options) + env_problems(self.env)
-        found += check_name(self.name) if self.name is not None else []
+        found += name_problems(self.name) if self.name is not None else []
         found += validation.field_problems(
             self,
             at_least_one=(
@@ -82,7 +82,7 @@ class Settings:
             not_negative=("recreate_after", "restarts"),
         )  # fmt: skip
         if self.vector and self.recreate_after:
-            found.append("recreate_after does not go with vector: vector lanes are made anew by themselves")
+            found.append("recreate_after cannot be combined with vector: vector lanes are re-created regularly anyway")
         if not 0 <= self.seed <= MAX_SEED:
             found.append(f"seed must be in 0..{MAX_SEED}, not {self.seed}")
         for name, example in (("env_kwargs", '{"gravity": -5}'), ("engine_options", '{"placement": "pack"}')):
@@ -93,7 +93,7 @@ class Settings:
 
     @property
     def env_spec(self) -> EnvSpec:
-        """The environment."""
+        """The environment, as workers make it."""
         return EnvSpec(
             self.env,
             json.loads(self.env_kwargs),
@@ -105,7 +105,7 @@ class Settings:
 
     @property
     def goal(self) -> Goal:
-        """When to stop."""
+        """When the run ends."""
         return Goal(self.steps, self.iterations)
 
 

@@ -1,4 +1,4 @@
-"""What limits a run, and would more workers help? From telemetry, not from guesses."""
+"""What limits the speed of a run, and whether more workers would help: measured, not guessed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 
 @dataclass
 class Usage:
-    """Where the time of a run went so far."""
+    """Where the time of a run has gone so far."""
 
     workers: int
     lanes: int
     own_cores: int | None
-    """Cores that the workers share; None where each has its own, elsewhere."""
+    """Cores that the workers share; None where they have cores elsewhere."""
     sampling: float = 0.0
-    """Seconds in which samples were on their way."""
+    """Seconds spent sampling."""
     learning: float = 0.0
-    """Seconds in which the head learned."""
+    """Seconds spent learning."""
     overlap: float = 0.0
-    """Seconds of both of these in which the head learned while samples were on their way."""
+    """Seconds in which the head learned while workers sampled; included in both of the above."""
     busy: float = 0.0
-    """Seconds that workers spent in tasks, all together."""
+    """Seconds that all workers together spent in tasks."""
 
     def add(self, sampling: float, learning: float, busy: float, overlap: float = 0.0) -> None:
-        """Count one iteration."""
+        """Add one iteration."""
         self.sampling += sampling
         self.learning += learning
         self.busy += busy
@@ -32,26 +32,26 @@ class Usage:
 
     @property
     def useful(self) -> int:
-        """How many workers can be at work at once: no more than lanes, nor than cores of this machine."""
+        """Number of workers that can be busy at once: at most one per lane and one per shared core."""
         return min(self.lanes, self.own_cores or self.lanes)
 
     @property
     def total(self) -> float:
-        """Seconds in all: what happened at once counts once."""
+        """Total seconds; overlapping time counts once."""
         return max(self.sampling + self.learning - self.overlap, 1e-9)
 
     @property
     def learner_share(self) -> float:
-        """Share of the time that goes into learning."""
+        """Share of the time spent learning."""
         return self.learning / self.total
 
     @property
     def busy_share(self) -> float:
-        """Share of the sampling time in which those workers that have a lane are busy."""
+        """Share of the sampling time in which workers that have a lane are busy."""
         return min(self.busy / max(self.sampling * min(self.workers, self.lanes), 1e-9), 1.0)
 
     def limit(self) -> str:
-        """What the run waits for most: learner, environment, lanes, cores or engine; empty before it was measured."""
+        """Name what the run waits for most: learner, environment, lanes, cores or engine; empty until measured."""
         if not self.sampling:
             return ""
         if self.own_cores and self.workers > self.own_cores:
@@ -64,7 +64,7 @@ class Usage:
         return "environment" if on_all_cores or self.workers < self.lanes else "lanes"
 
     def suited(self) -> int:
-        """With how many workers the run would be faster, or as fast with fewer."""
+        """Compute the number of workers with which the run would be fastest, or as fast with fewer."""
         limit = self.limit()
         if limit == "cores":
             return self.useful
@@ -74,27 +74,27 @@ class Usage:
 
     @property
     def saved(self) -> float:
-        """Share of the time that would be saved, at most, if all useful workers were there."""
+        """Upper bound of the share of time that all useful workers together would save."""
         sampling = self.sampling * min(1.0, self.workers / self.useful)
         return 1 - (sampling + self.learning - min(self.overlap, sampling)) / self.total
 
     def advice(self) -> str:
-        """What limits the run and what to do about it, with the numbers that show it."""
+        """Say what limits the run and what to do about it, with the measurements."""
         limit, suited = self.limit(), self.suited()
         if not limit:
-            return "not known: that takes a second iteration, because the first one starts and compiles"
-        both = f", {self.overlap / self.total:.0%} both at once" if self.overlap else ""
+            return "not measured: the first iteration includes start-up and compilation"
+        both = f", {self.overlap / self.total:.0%} overlaps with sampling" if self.overlap else ""
         facts = f"{self.learner_share:.0%} of the time is learning{both}; "
         facts += f"while sampling, workers are busy {self.busy_share:.0%}"
         more = f"--workers {suited} would save up to {self.saved:.0%} of the time"
         if limit == "cores":
-            words = f"cores: {self.workers} workers share {self.own_cores} and get in each other's way. "
+            words = f"cores: {self.workers} workers compete for {self.own_cores}. "
             words += f"Use --workers {suited}"
         elif limit == "engine":
-            hint = f"--workers {suited} would do as well, or" if suited < self.workers else "try"
+            hint = f"use --workers {suited}, which is as fast, or" if suited < self.workers else "use"
             words = f"waiting between tasks, which are short or uneven; {hint} larger batches"
         elif limit == "lanes":
-            words = f"lanes: {self.lanes} of them keep at most {self.lanes} workers busy. More lanes change the result"
+            words = f"lanes: {self.lanes} lanes keep at most {self.lanes} workers busy. More lanes change the result"
         elif limit == "learner":
             words = f"the learner. {more}" if suited > self.workers else "the learner. More workers would not help"
         elif suited > self.workers:

@@ -11,6 +11,7 @@ import time
 from typing import Any, Self
 
 from shoal.engines.base import Engine
+from shoal.runs.metrics import MetricsRow
 from shoal.testing.redis_rig import Rig
 
 WHAT = "workers killed, stopped and added each iteration, the server restarted and flushed"
@@ -41,9 +42,9 @@ class Faults:
         self._todo.put(None)
         self._thread.join()
 
-    def write(self, iteration: int, metrics: dict[str, Any]) -> None:
+    def write(self, metrics: MetricsRow) -> None:
         """An iteration is over, so the next one begins."""
-        self._todo.put(iteration + 1)
+        self._todo.put(metrics["iteration"] + 1)
 
     def close(self) -> None:
         """No more."""

@@ -21,6 +21,7 @@ from shoal.errors import UsageError
 from shoal.learning import xla
 from shoal.runs import run
 from shoal.runs.folder import RunDir
+from shoal.runs.spec import RunSpec
 from tests.support.cli import shoal, start
 
 xla.start(1)
@@ -50,7 +51,7 @@ def test_each_run_is_what_it_is_alone_and_is_not_run_again(tmp_path: Path) -> No
     settings = tuple(asked[asked.index("--set") + 1 : -3])
     for job in plan(Comparison(WALK, ("ppo", "dqn"), 2, 512, settings, runs=str(tmp_path / "alone")))[1:3]:
         lone = dataclasses.replace(job.settings, engine="serial", tensorboard=False)
-        alone = run.train(job.algo, lone, job.config, console=Console(quiet=True))
+        alone = run.train(RunSpec(job.algo, lone, job.config), console=Console(quiet=True))
         shared = RunDir(folder(tmp_path) / job.run.name)
         assert [line["digest"] for line in shared.metrics()] == [line["digest"] for line in alone.run.metrics()]
         assert f"digest {alone.metrics['digest']}" in out
@@ -161,7 +162,7 @@ def test_a_side_without_a_preset_is_named(tmp_path: Path) -> None:
 
 def test_runs_with_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:
     job = plan(comparison(tmp_path, seeds=1))[0]
-    run.create(job.algo, job.settings, job.config)
+    run.create(RunSpec(job.algo, job.settings, job.config))
     assert plan(comparison(tmp_path, seeds=3)), "more seeds go with those that are there"
     with pytest.raises(UsageError, match=r"ppo-seed0 in .*lr 0.001 then, 0.01 now.*another --name") as caught:
         plan(comparison(tmp_path, set=("ppo.lr=0.01",)))

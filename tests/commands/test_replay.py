@@ -23,6 +23,7 @@ from shoal.errors import UsageError
 from shoal.runs import run
 from shoal.runs.folder import RunDir
 from shoal.runs.settings import Settings
+from shoal.runs.spec import RunSpec
 from shoal.sampling import tasks
 from shoal.sampling.scores import Scores
 from tests.support import toys
@@ -43,13 +44,8 @@ def trained(
         "tensorboard": False,
     } | settings
     with SerialEngine() as engine:
-        run.train(
-            algo,
-            Settings(env, engine="serial", **chosen),
-            algos.load(algo).Config(**config),
-            engine=engine,
-            console=Console(quiet=True),
-        )
+        spec = RunSpec(algo, Settings(env, engine="serial", **chosen), algos.load(algo).Config(**config))
+        run.train(spec, engine=engine, console=Console(quiet=True))
     return RunDir(root / "mine")
 
 
@@ -114,7 +110,7 @@ def test_every_episode_of_a_run_is_equal(algo: str, config: Any, settings: Any, 
         "Learning iterations 3 to 4 again, from the checkpoint of 2",
     ]
     # The run counted its episodes itself, in its own order.
-    _, state = folder.load() or (0, {})
+    _, state = folder.load()
     assert len(found) == state["scores"]["episodes"]
     for own, name in (([e.total for e in found], "returns"), ([e.length for e in found], "lengths")):
         np.testing.assert_array_equal(own[-Scores.WINDOW :], state["scores"][name])
@@ -133,7 +129,7 @@ def test_a_run_that_was_resumed_with_another_goal(tmp_path: Path) -> None:
     folder = trained(tmp_path, "ppo", PPO | {"lr_schedule": "linear"}, iterations=2)
     resumed(folder, 4)
     resumed(folder, 4)  # changes nothing
-    assert folder.config()["schedule_ends"] == {"0": 128, "2": 256}
+    assert folder.record()["schedule_ends"] == {"0": 128, "2": 256}
     for checkpoint in folder.saved():
         shutil.rmtree(folder.checkpoints / f"{checkpoint:06}")
     there, said = again(folder, 4)
@@ -142,8 +138,8 @@ def test_a_run_that_was_resumed_with_another_goal(tmp_path: Path) -> None:
     assert all(episode.unseen == 0 for episode in there.episodes), "also not the part before the resume"
     assert not [e for e in there.episodes if replay.play(e, there.env).difference]
 
-    record = folder.config()
-    folder.write_config(record | {"schedule_ends": {"0": 256}})
+    record = folder.record()
+    folder.write_record(record | {"schedule_ends": {"0": 256}})
     assert "iteration 2 has the digest" in again(folder, 2)[0].difference, "it matters"
 
 
@@ -151,18 +147,18 @@ def test_schedules_end_with_the_last_iteration(tmp_path: Path) -> None:
     """Also where a batch of 100 steps does not go into 6 slots, and 102 are taken."""
     uneven = PPO | {"batch_steps": 100, "width": 3, "lr_schedule": "linear"}
     folder = trained(tmp_path, "ppo", uneven, iterations=2)
-    assert folder.config()["schedule_ends"] == {"0": 204}
+    assert folder.record()["schedule_ends"] == {"0": 204}
     assert folder.metrics()[-1]["time/total_timesteps"] == 204
 
 
 def test_a_resume_that_goes_back_moves_the_schedules_there(tmp_path: Path) -> None:
     folder = trained(tmp_path, "ppo", PPO | {"lr_schedule": "linear"}, iterations=4)
     resumed(folder, 6)
-    assert folder.config()["schedule_ends"] == {"0": 256, "4": 384}
+    assert folder.record()["schedule_ends"] == {"0": 256, "4": 384}
     for name in ("000006", "000004"):
         (folder.checkpoints / name / "manifest.json").write_text("{}")
     resumed(folder)
-    assert folder.config()["schedule_ends"] == {"0": 256, "2": 384}
+    assert folder.record()["schedule_ends"] == {"0": 256, "2": 384}
     there, said = again(folder, 4)
     assert (said, there.difference) == ("Learning iterations 3 to 4 again, from the checkpoint of 2", "")
 
@@ -186,9 +182,9 @@ def test_a_difference_on_the_way_is_named(copy: RunDir) -> None:
 
 
 def test_the_learner_has_the_threads_of_the_run(copy: RunDir) -> None:
-    record = copy.config()
+    record = copy.record()
     record["settings"]["learner_threads"] = 3
-    copy.write_config(record)
+    copy.write_record(record)
     with pytest.raises(UsageError, match="this run learns with 3 thread"):
         again(copy, 1)
 

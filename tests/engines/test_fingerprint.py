@@ -13,9 +13,11 @@ INFRASTRUCTURE = {
     "__init__.py",  # the version, and late imports
     "errors.py",  # classes and messages
     "base/__init__.py",  # empty
+    "base/arrays.py",  # a type
     "base/disk.py",  # writes the noise table whole, or not at all
     "engines/__init__.py",  # engines by name
     "engines/base.py",  # types of the head's side
+    "engines/fingerprint.py",  # the digests themselves
     "engines/functions.py",  # finds tasks by name
     "engines/scheduler.py",  # which worker runs a task
 }

@@ -25,6 +25,7 @@ from shoal.engines.redis.envelope import Header, Refusals, seal
 from shoal.engines.wire import Kind
 from shoal.runs import run
 from shoal.runs.folder import RunDir
+from shoal.runs.spec import RunSpec
 from shoal.testing.redis_rig import Rig
 from tests.engines.contract import WorkersContract
 from tests.support import tasks
@@ -222,7 +223,7 @@ def test_two_heads_share_four_workers(tmp_path: Path) -> None:
         rig.wait(lambda machines: len({slot.run for machine in machines for slot in machine.slots if slot.run}) == 2)
         for seed in (1, 2):
             own = replace(alone, seed=seed, engine="serial", name=f"alone{seed}")
-            run.train("trpo", own, small, console=Console(quiet=True))
+            run.train(RunSpec("trpo", own, small), console=Console(quiet=True))
         for head in heads:
             out, err = head.communicate(timeout=100)
             assert head.returncode == 0, out + err

@@ -16,7 +16,7 @@ from shoal.base.trees import digest
 from shoal.errors import CheckpointFault, RunBusy, UsageError
 from shoal.policies.actions import Categorical
 from shoal.policies.policy import Policy, SavedPolicy
-from shoal.runs.folder import RunDir, check_name
+from shoal.runs.folder import RunDir, name_problems
 
 STATE = {
     "policy": {"params": np.arange(5, dtype=np.float32)},
@@ -39,9 +39,9 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_save_and_load(run: RunDir) -> None:
-    assert run.load() is None
+    assert run.load() == (0, None)
     run.save(7, STATE, policy(), keep=2)
-    iteration, state = run.load() or (0, {})
+    iteration, state = run.load()
     assert iteration == 7
     assert digest(state) == digest(STATE)
     assert SavedPolicy.load(run.policy_file).policy == policy().policy
@@ -70,27 +70,27 @@ def test_a_name_that_is_taken(run: RunDir) -> None:
 def test_names(name: str) -> None:
     fine = 0 < len(name) <= 64 and name.isascii() and all(c.isalnum() or c in "._-" for c in name)
     fine = fine and not name.startswith(".") and ".." not in name
-    assert (check_name(name) == []) == fine
+    assert (name_problems(name) == []) == fine
 
 
 def test_every_damaged_byte_is_noticed(run: RunDir) -> None:
     run.save(1, STATE, policy(), keep=9)
-    good = digest((run.load() or (0, {}))[1])
+    good = digest(run.load().state)
     run.save(2, STATE | {"iteration": 8}, policy(), keep=9)
     for name in ("manifest.json", "state.safetensors"):
         path = run.checkpoints / "000002" / name
         content = path.read_bytes()
         for at in range(len(content)):
             path.write_bytes(content[:at] + bytes([content[at] ^ 0x21]) + content[at + 1 :])
-            iteration, state = run.load() or (0, {})
+            iteration, state = run.load()
             assert (iteration, digest(state)) == (1, good), f"byte {at} of {name}"
         for length in range(0, len(content), 7):
             path.write_bytes(content[:length])
-            assert (run.load() or (0,))[0] == 1
+            assert run.load().iteration == 1
         path.unlink()
-        assert (run.load() or (0,))[0] == 1
+        assert run.load().iteration == 1
         path.write_bytes(content)
-    assert (run.load() or (0,))[0] == 2
+    assert run.load().iteration == 2
 
 
 def test_nothing_left_to_load(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
@@ -150,12 +150,12 @@ def test_a_fault_at_any_step_of_saving_leaves_a_loadable_run(run: RunDir, call: 
         shutil.rmtree(run.path)
         shutil.copytree(backup, run.path)
         traced(run, "-e", f"inject={call}:{fault}:when={nth}")
-        iteration, state = run.load() or (0, {})
+        iteration, state = run.load()
         assert iteration == state["iteration"] in (1, 2)
         with run.lock():
             assert not list(run.path.glob(".tmp-*"))
         run.save(3, STATE | {"iteration": 3}, policy(), keep=1)
-        assert (run.load() or (0,))[0] == 3
+        assert run.load().iteration == 3
         SavedPolicy.load(run.policy_file)
 
 
@@ -175,10 +175,10 @@ def test_everything_is_synced_before_and_after_it_gets_its_name(run: RunDir) -> 
 def test_config_that_cannot_be_read(run: RunDir) -> None:
     run.config_file.write_text("{")
     with pytest.raises(CheckpointFault, match=r"config\.json cannot be read"):
-        run.config()
+        run.record()
     run.config_file.write_text("{}")
     with pytest.raises(CheckpointFault, match="it has no algo, settings"):
-        run.config()
+        run.record()
 
 
 def test_checkpoints_are_ordered_by_number(run: RunDir) -> None:

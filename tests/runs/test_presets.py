@@ -18,7 +18,7 @@ ALL = [(algo, name) for algo in algos.ALGORITHMS for name in presets.presets(alg
 
 @pytest.mark.parametrize(("algo", "name"), ALL, ids=[f"{algo}-{name}" for algo, name in ALL])
 def test_every_preset_is_valid(algo: str, name: str) -> None:
-    preset = presets.find(algo, name)
+    preset = presets.find_preset(algo, name)
     assert preset is not None
     config_class = algos.load(algo).Config
     of_run = {field.name for field in dataclasses.fields(Settings)}
@@ -67,7 +67,7 @@ def test_a_misspelt_preset_is_said(tmp_path: Path) -> None:
 
 
 def test_no_preset_for_a_name_that_has_none() -> None:
-    assert presets.find("ppo", "Nope-v0") is None
+    assert presets.find_preset("ppo", "Nope-v0") is None
     assert presets.presets("nope") == {}
 
 

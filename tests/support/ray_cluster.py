@@ -19,6 +19,7 @@ import shoal
 from shoal.algos import trpo
 from shoal.engines.ray.engine import RayEngine
 from shoal.runs import run
+from shoal.runs.spec import RunSpec
 from tests.support import tasks
 
 
@@ -58,7 +59,7 @@ def elastic(cluster: Cluster) -> dict[str, Any]:
     settings = run.Settings("tests.support.toys:Walk-v0", iterations=8, name="elastic", tensorboard=False, engine="ray")
     with RayEngine() as engine:
         comings = Comings(engine, cluster)
-        run.train("trpo", settings, config, engine=engine, trackers=[comings], console=Console(quiet=True))
+        run.train(RunSpec("trpo", settings, config), engine=engine, trackers=[comings], console=Console(quiet=True))
         wait(lambda: engine.telemetry().lost_workers >= 2)
         return {"workers": comings.workers, "lost": engine.telemetry().lost_workers}
 

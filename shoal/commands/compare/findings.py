@@ -7,7 +7,6 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from shoal.engines.base import Engine
 from shoal.policies.policy import SavedPolicy
 from shoal.reports import curves
 from shoal.reports.tables import interquartile_mean, markdown_table
+from shoal.runs.metrics import MetricsRow
 
 POINTS = 120
 """A curve of the picture has so many."""
@@ -62,7 +62,7 @@ def look(job: Job, engine: Engine, episodes: int) -> Finding:
     return Finding(job, float(scores.returns.mean()), curve(job.run.metrics(), own))
 
 
-def curve(lines: Sequence[dict[str, Any]], own: int) -> np.ndarray:
+def curve(lines: Sequence[MetricsRow], own: int) -> np.ndarray:
     """Steps, seconds and return (points, 3) of a run, from the lines of its metrics.
 
     `own` is how many episodes of its own policy an algorithm that tries others around it plays in each iteration.
@@ -70,7 +70,7 @@ def curve(lines: Sequence[dict[str, Any]], own: int) -> np.ndarray:
     scores: deque[float] = deque(maxlen=max(1, EPISODES // max(own, 1)))
     points = []
     for line in lines:
-        score = line.get("eval/mean_reward" if own else "rollout/ep_rew_mean", math.nan)
+        score = line.get("eval/mean_reward", math.nan) if own else line.get("rollout/ep_rew_mean", math.nan)
         if own:
             scores.append(score)
             score = statistics.fmean(scores)

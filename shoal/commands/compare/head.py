@@ -16,12 +16,13 @@ from typing import Any
 
 from rich.console import Console
 
-from shoal import algos
 from shoal.engines.proxy import EngineProxy
 from shoal.errors import ShoalError, Stopped, problem_list
 from shoal.runs import run
 from shoal.runs.folder import RunDir
+from shoal.runs.metrics import MetricsRow
 from shoal.runs.settings import Settings
+from shoal.runs.spec import RunSpec, make_config
 
 _EVERY = 0.5  # seconds between words on progress
 
@@ -32,14 +33,14 @@ class _Progress:
     def __init__(self) -> None:
         self._next = 0.0
 
-    def write(self, iteration: int, metrics: dict[str, Any]) -> None:
+    def write(self, metrics: MetricsRow) -> None:
         """Say it, if the last word is old enough."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _EVERY
             known = {"steps": metrics["time/total_timesteps"], "return": metrics.get("rollout/ep_rew_mean")}
             with contextlib.suppress(BrokenPipeError):  # nobody listens any more, which the engine is about to say
-                print(json.dumps({"iteration": iteration, **known}), flush=True)
+                print(json.dumps({"iteration": metrics["iteration"], **known}), flush=True)
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -54,8 +55,7 @@ def learn(job: dict[str, Any], engine: EngineProxy) -> None:
         changes = {"engine": settings.engine, "workers": settings.workers}
         run.resume(found.name, found.path.parent, changes, **options)
     else:
-        config = algos.load(job["algo"]).Config(**run.tuples(job["config"]))
-        run.train(job["algo"], settings, config, **options)
+        run.train(RunSpec(job["algo"], settings, make_config(job["algo"], job["config"])), **options)
 
 
 def main() -> None:

@@ -21,9 +21,10 @@ from shoal import algos, engines
 from shoal.base import validation
 from shoal.envs.make import EnvSpec, env_problems, registered
 from shoal.errors import ShoalError, UsageError
-from shoal.runs import presets, run
-from shoal.runs.folder import RunDir, check_name
+from shoal.runs import presets
+from shoal.runs.folder import RunDir, name_problems
 from shoal.runs.settings import Settings
+from shoal.runs.spec import located
 from shoal.sampling.tasks import KEEP_RUNS
 
 _TASK = ("env", "env_kwargs", "max_episode_steps", "vector")
@@ -82,7 +83,7 @@ class Comparison:
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         found = engines.engine_problems(self.engine, self.workers) + (
-            [] if self.name is None else check_name(self.name)
+            [] if self.name is None else name_problems(self.name)
         )
         found += validation.field_problems(
             self,
@@ -128,7 +129,7 @@ class Job:
             return False
         lines, saved = self.run.metrics(), self.run.saved()
         last = next((line for line in lines if saved and line["iteration"] == saved[0]), None)
-        return last is not None and self.settings.goal.reached(last["iteration"], last) >= 1
+        return last is not None and self.settings.goal.reached(last)
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def plan(wanted: Comparison) -> list[Job]:
         preset = found.get(algo, {})
         config = _config(label, algo, optimizer, preset, given.get(algo, {}) | given.get(label, {}), problems)
         try:
-            config = run.located(config, Path(wanted.runs))
+            config = located(config, Path(wanted.runs))
         except UsageError as error:
             problems += [f"{label}: {problem}" for problem in error.problems]
         entrants.append(_Entrant(label, algo, preset, config))
@@ -240,13 +241,13 @@ def _presets(
     """Presets by algorithm, and the settings that make the task."""
     own: dict[str, Any] = {"env_kwargs": wanted.env_kwargs, "max_episode_steps": wanted.max_episode_steps}
     own = {key: value for key, value in own.items() if value is not None}
-    found = {algo: preset for algo in names if wanted.preset and (preset := presets.find(algo, wanted.env))}
+    found = {algo: preset for algo in names if wanted.preset and (preset := presets.find_preset(algo, wanted.env))}
     tasks = {algo: {key: preset[key] for key in _TASK if key in preset} | own for algo, preset in found.items()}
     task: dict[str, Any] = next(iter(tasks.values()), {"env": wanted.env} | own)
     if any(other != task for other in tasks.values()):
         problems.append(f"{wanted.env} is not one task: {', '.join(f'{a}: {t}' for a, t in tasks.items())}")
     for algo in names:  # one algorithm's own name for a task may be known to another by its environment alone
-        preset = presets.find(algo, task["env"]) if wanted.preset and algo not in found else None
+        preset = presets.find_preset(algo, task["env"]) if wanted.preset and algo not in found else None
         if preset and {key: preset[key] for key in _TASK if key in preset} | own == task:
             found[algo] = preset
     if not tasks and wanted.preset:
@@ -304,7 +305,7 @@ def _other_settings(jobs: Sequence[Job]) -> list[str]:
 
 
 def _difference(job: Job) -> str:
-    record = job.run.config()
+    record = job.run.record()
     then = {"algorithm": record["algo"]} | {key: record["settings"].get(key) for key in _RESULT} | record["config"]
     now = {"algorithm": job.algo} | {key: getattr(job.settings, key) for key in _RESULT}
     now |= json.loads(json.dumps(asdict(job.config)))

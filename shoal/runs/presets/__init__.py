@@ -1,5 +1,7 @@
-"""Presets: settings to learn with, as data. One TOML file per algorithm, one table per environment. Each file says
-which of them were not measured to the end."""
+"""Presets: tuned settings as data, one TOML file per algorithm and one table per environment.
+
+Each file notes which presets have no complete learning curve yet.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from typing import Any
 
 
 def presets(algo: str) -> dict[str, dict[str, Any]]:
-    """Table from preset name to settings, as they stand in the algorithm's file; empty if it has none."""
+    """Read the presets of an algorithm: name -> settings; empty if it has none."""
     file = resources.files(__name__) / f"{algo}.toml"
     return tomllib.loads(file.read_text()) if file.is_file() else {}
 
 
-def find(algo: str, name: str) -> dict[str, Any] | None:
-    """The settings of one preset, with `env` filled in; None if there is none of that name."""
+def find_preset(algo: str, name: str) -> dict[str, Any] | None:
+    """Return the settings of one preset, with `env` filled in; None if the algorithm has no such preset."""
     found = presets(algo).get(name)
     if found is None:
         return None
@@ -25,12 +27,12 @@ def find(algo: str, name: str) -> dict[str, Any] | None:
 
 
 def own(kind: type[Any], preset: dict[str, Any]) -> dict[str, Any]:
-    """Those settings of a preset that are fields of a dataclass."""
+    """Select those settings of a preset that are fields of a dataclass."""
     return {field.name: preset[field.name] for field in dataclasses.fields(kind) if field.name in preset}
 
 
 def command_line(algo: str, name: str) -> tuple[str, list[str]]:
-    """A preset as somebody would type it: its environment, and words for all its settings."""
+    """Spell a preset as command-line arguments: its environment, and flags for all its settings."""
     settings = presets(algo)[name]
     words: list[str] = []
     for key, value in settings.items():

@@ -1,15 +1,17 @@
-"""Trackers: whatever is told the metrics of each iteration. A tracker is `write` and `close`."""
+"""Trackers: anything that receives the metrics of each iteration."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
+
+from shoal.runs.metrics import MetricsRow
 
 
 class Tracker(Protocol):
-    """Told once per iteration, in order, by the head's main thread."""
+    """Called by the head's main thread once per iteration, in order."""
 
-    def write(self, iteration: int, metrics: dict[str, Any]) -> None:
-        """The metrics of one iteration."""
+    def write(self, metrics: MetricsRow) -> None:
+        """Record the metrics of one iteration."""
 
     def close(self) -> None:
-        """No more will come."""
+        """Finish: no more metrics will come."""

@@ -1,38 +1,22 @@
-"""What a person watches: a live line on a terminal, plain lines anywhere else."""
+"""Progress for people: a live line on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from shoal.runs.goal import Goal
+from shoal.runs.metrics import MetricsRow
+
 _PLAIN_EVERY = 2.0  # seconds between plain lines
 
 
-@dataclass(frozen=True)
-class Goal:
-    """When a run ends: at a number of environment steps, or of iterations where that is given."""
-
-    steps: int
-    iterations: int | None = None
-
-    def reached(self, iteration: int, metrics: dict[str, Any]) -> float:
-        """How much of it is done, 0 to 1."""
-        if self.iterations is not None:
-            return min(iteration / self.iterations, 1.0)
-        return min(float(metrics["time/total_timesteps"]) / self.steps, 1.0)
-
-    def __str__(self) -> str:
-        return f"{self.steps:,} steps" if self.iterations is None else f"{self.iterations} iterations"
-
-
-def describe(iteration: int, metrics: dict[str, Any]) -> str:
-    """The numbers of one iteration in a few words."""
-    parts = [f"iteration {iteration}", f"{metrics['time/total_timesteps']:,} steps"]
+def summary(metrics: MetricsRow) -> str:
+    """Summarise one iteration in a line."""
+    parts = [f"iteration {metrics['iteration']}", f"{metrics['time/total_timesteps']:,} steps"]
     if "rollout/ep_rew_mean" in metrics:
         parts.append(f"return {metrics['rollout/ep_rew_mean']:.1f}")
     if "eval/mean_reward" in metrics:
@@ -62,13 +46,11 @@ class LiveConsole:
         self._task = self._progress.add_task(title, total=1.0, numbers="starting")
         self._progress.start()
 
-    def write(self, iteration: int, metrics: dict[str, Any]) -> None:
-        """Redraw."""
-        done = self._goal.reached(iteration, metrics)
-        self._progress.update(self._task, completed=done, numbers=describe(iteration, metrics))
+    def write(self, metrics: MetricsRow) -> None:
+        self._progress.update(self._task, completed=self._goal.progress(metrics), numbers=summary(metrics))
 
     def close(self) -> None:
-        """Leave the last state standing."""
+        """Stop redrawing; the last state stays on the screen."""
         self._progress.stop()
 
 
@@ -78,33 +60,33 @@ class _Numbers(ProgressColumn):
 
 
 class PlainConsole:
-    """A line at the first iteration, then one every few seconds, and the last one."""
+    """Prints the first iteration, then one every few seconds, and the last one."""
 
     def __init__(self, console: Console, title: str, goal: Goal) -> None:
         self._console, self._title, self._goal = console, title, goal
         self._next = 0.0
-        self._unsaid: str | None = None
+        self._unprinted: str | None = None
 
-    def write(self, iteration: int, metrics: dict[str, Any]) -> None:
-        """Print, if the last line is old enough."""
-        line = f"{self._title}: {self._goal.reached(iteration, metrics):4.0%}  {describe(iteration, metrics)}"
+    def write(self, metrics: MetricsRow) -> None:
+        """Print the iteration, unless the previous line is too recent."""
+        line = f"{self._title}: {self._goal.progress(metrics):4.0%}  {summary(metrics)}"
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _PLAIN_EVERY
-            self._say(line)
-            self._unsaid = None
+            self._print(line)
+            self._unprinted = None
         else:
-            self._unsaid = line
+            self._unprinted = line
 
     def close(self) -> None:
-        """Print the last iteration if it was not printed."""
-        if self._unsaid is not None:
-            self._say(self._unsaid)
+        """Print the last iteration if it was not printed yet."""
+        if self._unprinted is not None:
+            self._print(self._unprinted)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def console_tracker(console: Console, title: str, goal: Goal) -> LiveConsole | PlainConsole:
-    """The one that fits where the output goes."""
+    """Choose the tracker that suits the output."""
     return (LiveConsole if console.is_terminal and not console.is_dumb_terminal else PlainConsole)(console, title, goal)
