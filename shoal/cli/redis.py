@@ -81,7 +81,7 @@ class StatusArgs(ServerArgs):
 
 def _status(words: list[str]) -> int:
     server = parse(StatusArgs, words, "redis status").find()
-    from shoal.engines.redis import fleet
+    from shoal.engines.redis import records as fleet
     from shoal.engines.redis.envelope import Refusals
 
     out = console()

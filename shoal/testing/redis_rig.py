@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Self
 from shoal.base.host import WORKER_ENVIRONMENT, python_path, shoal_command
 from shoal.engines.redis.address import find
 from shoal.engines.redis.envelope import Refusals
-from shoal.engines.redis.fleet import Fleet, Machine
 from shoal.engines.redis.local import Local, flush
+from shoal.engines.redis.records import Fleet, Machine
 from shoal.engines.redis.supervisor import PARENT
 from shoal.errors import EngineError
 

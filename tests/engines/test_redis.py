@@ -20,7 +20,7 @@ import shoal
 from shoal.algos import trpo
 from shoal.commands.verify import flags
 from shoal.engines import wire
-from shoal.engines.redis import fleet
+from shoal.engines.redis import records as fleet
 from shoal.engines.redis.envelope import Header, Refusals, seal
 from shoal.engines.wire import Kind
 from shoal.runs import run

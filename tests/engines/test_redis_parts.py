@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal import engines
 from shoal.engines.redis import address
 from shoal.engines.redis.envelope import Header, Serials, seal, unseal
-from shoal.engines.redis.fleet import Machine, Run, Slot, assign
+from shoal.engines.redis.records import Machine, Run, Slot, assign
 from shoal.errors import UsageError, WireError
 
 # Addresses and secrets -----------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import shoal
-from shoal.engines.redis import fleet
+from shoal.engines.redis import records as fleet
 from shoal.engines.redis.address import Address, cannot_reach, find
 from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unpack, unseal
-from shoal.engines.redis.fleet import Fleet, Run
+from shoal.engines.redis.records import Fleet, Run
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Command, Scheduler
 from shoal.engines.wire import Kind, Message

@@ -27,10 +27,10 @@ from shoal.base.lifetime import die_with_parent
 from shoal.engines import wire
 from shoal.engines.functions import MAIN, Functions
 from shoal.engines.processes import ProcessTransport
-from shoal.engines.redis import fleet
+from shoal.engines.redis import records as fleet
 from shoal.engines.redis.address import Address, cannot_reach
 from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unseal
-from shoal.engines.redis.fleet import Fleet, Machine, Run, Slot
+from shoal.engines.redis.records import Fleet, Machine, Run, Slot
 from shoal.engines.remote import Broken, Event, Heard, Left, Received
 from shoal.engines.wire import Kind, Message
 from shoal.engines.worker import describe
