@@ -81,23 +81,23 @@ class StatusArgs(ServerArgs):
 
 def _status(words: list[str]) -> int:
     server = parse(StatusArgs, words, "redis status").find()
-    from shoal.engines.redis import records as fleet
     from shoal.engines.redis.envelope import Refusals
+    from shoal.engines.redis.records import LEASE, Registry, machine_key
 
     out = console()
     with _connected(server) as link:
-        records = fleet.Fleet(link, server.key, Refusals())
-        machines, runs = records.machines(), records.runs()
-        ages = {machine.id: fleet.LEASE - int(link.pttl(fleet.machine_key(machine.id))) / 1000 for machine in machines}
+        registry = Registry(link, server.key, Refusals())
+        machines, runs = registry.machines(), registry.heads()
+        ages = {machine.id: LEASE - int(link.pttl(machine_key(machine.id))) / 1000 for machine in machines}
     rows = [["host", "pid", "version", "workers", "at work", "tasks/s", "last heartbeat", "state"]]
     for machine in machines:
-        busy = sum(bool(slot.run) for slot in machine.slots)
+        busy = sum(bool(worker.run) for worker in machine.workers)
         state = "works" if busy else "waits"
         notes = [f"refused by {run}: {why}" for run, why in machine.refused_by.items()]
         notes += [f"refused {machine.refusals} messages"] if machine.refusals else []
         rows.append(
             [
-                machine.host, str(machine.pid), machine.version, str(len(machine.slots)), str(busy),
+                machine.host, str(machine.pid), machine.version, str(len(machine.workers)), str(busy),
                 f"{machine.speed:.1f}", f"{max(ages[machine.id], 0):.1f} s ago", "; ".join([state, *notes]),
             ]
         )  # fmt: skip

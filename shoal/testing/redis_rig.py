@@ -16,7 +16,7 @@ from shoal.base.host import WORKER_ENVIRONMENT, python_path, shoal_command
 from shoal.engines.redis.address import find
 from shoal.engines.redis.envelope import Refusals
 from shoal.engines.redis.local import Local, flush
-from shoal.engines.redis.records import Fleet, Machine
+from shoal.engines.redis.records import MachineRecord, Registry
 from shoal.engines.redis.supervisor import PARENT
 from shoal.errors import EngineError
 
@@ -57,10 +57,10 @@ class Rig:
         self.machines.append(machine)
         return machine
 
-    def fleet(self) -> list[Machine]:
+    def fleet(self) -> list[MachineRecord]:
         """The machines' records."""
         with self.link() as link:
-            return Fleet(link, find(self.address).key, Refusals()).machines()
+            return Registry(link, find(self.address).key, Refusals()).machines()
 
     @contextlib.contextmanager
     def link(self) -> Iterator[redis.Redis]:
@@ -71,7 +71,7 @@ class Rig:
         finally:
             link.close()
 
-    def wait(self, holds: Callable[[list[Machine]], bool]) -> list[Machine]:
+    def wait(self, holds: Callable[[list[MachineRecord]], bool]) -> list[MachineRecord]:
         """Wait until something can be said of the machines."""
         deadline = time.monotonic() + _WITHIN
         while not holds(found := self.fleet()):
@@ -82,7 +82,7 @@ class Rig:
 
     def wait_for_workers(self, count: int) -> None:
         """Wait until so many workers are ready."""
-        self.wait(lambda machines: sum(len(machine.slots) for machine in machines) >= count)
+        self.wait(lambda machines: sum(len(machine.workers) for machine in machines) >= count)
 
     def restart_server(self) -> None:
         """Kill the server and start it again; it forgets everything."""

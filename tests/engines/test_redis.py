@@ -20,8 +20,8 @@ import shoal
 from shoal.algos import trpo
 from shoal.commands.verify import flags
 from shoal.engines import wire
-from shoal.engines.redis import records as fleet
 from shoal.engines.redis.envelope import Header, Refusals, seal
+from shoal.engines.redis.records import RUNS, HeadRecord, MachineRecord, Registry, head_inbox, machine_inbox, run_key
 from shoal.engines.wire import Kind
 from shoal.runs import run
 from shoal.runs.folder import RunDir
@@ -115,7 +115,7 @@ def test_what_the_server_forgets_on_the_way_is_sent_again(rig: Rig) -> None:
         for machine in rig.machines:
             machine.send_signal(signal.SIGSTOP)
         with rig.link() as link:
-            lists = [fleet.outbox(machine.id) for machine in rig.fleet()]
+            lists = [machine_inbox(machine.id) for machine in rig.fleet()]
             for name in lists:
                 link.rpush(name, *[b"in the way"] * 1000)  # a machine that was waiting is given some of these at once
             before = sum(map(link.llen, lists))
@@ -140,7 +140,7 @@ def test_machine_that_is_killed_or_frozen(tmp_path: Path) -> None:
                 assert future.result(60) == "went"
             rig.machines[1].send_signal(signal.SIGCONT)
             alive = [machine.pid for machine in rig.machines[1:]]
-            rig.wait(lambda machines: sum(bool(s.run) for m in machines if m.pid in alive for s in m.slots) == 2)
+            rig.wait(lambda machines: sum(bool(s.run) for m in machines if m.pid in alive for s in m.workers) == 2)
             assert engine.map(tasks.add, range(20), 1) == list(range(1, 21)), (
                 "it came back, and its old answers are void"
             )
@@ -165,12 +165,12 @@ def test_black_hole(who: str, tmp_path: Path) -> None:
                     (tmp_path / "go").touch()
                     assert future.result(60) == "went"
                 else:
-                    rig.wait(lambda machines: not any(slot.run for machine in machines for slot in machine.slots))
+                    rig.wait(lambda machines: not any(worker.run for m in machines for worker in m.workers))
                 proxy.hole.clear()
                 (tmp_path / "go").touch()
                 assert future.result(60) == "went"
                 workers = 2 if who == "machine" else 1
-                rig.wait(lambda machines: sum(bool(s.run) for m in machines for s in m.slots) == workers)
+                rig.wait(lambda machines: sum(bool(s.run) for m in machines for s in m.workers) == workers)
                 assert engine.map(tasks.add, range(20), 1) == list(range(1, 21))
         finally:
             proxy.close()
@@ -219,7 +219,7 @@ def test_two_heads_share_four_workers(tmp_path: Path) -> None:
         for seed in (1, 2):
             shared = replace(alone, seed=seed, engine=rig.address, name=f"shared{seed}")
             heads.append(start("train", "trpo", shared.env, *flags(shared), *flags(small), cwd=tmp_path))
-        rig.wait(lambda machines: len({slot.run for machine in machines for slot in machine.slots if slot.run}) == 2)
+        rig.wait(lambda machines: len({worker.run for m in machines for worker in m.workers if worker.run}) == 2)
         for seed in (1, 2):
             own = replace(alone, seed=seed, engine="serial", name=f"alone{seed}")
             run.train("trpo", own, small, console=Console(quiet=True))
@@ -241,13 +241,13 @@ class Evil:
 class Forger:
     """Makes messages for a worker of a run that no head would send."""
 
-    def __init__(self, served: fleet.Run, machine: fleet.Machine) -> None:
-        self.name = fleet.outbox(machine.id)
+    def __init__(self, served: HeadRecord, machine: MachineRecord) -> None:
+        self.name = machine_inbox(machine.id)
         self._parts = {
             "run": served.id,
             "epoch": served.epoch,
             "machine": machine.id,
-            "worker": machine.slots[0].number,
+            "worker": machine.workers[0].number,
         }
         self._serials = iter(range(10**9, 2 * 10**9))
 
@@ -293,17 +293,17 @@ def test_hostile_messages_are_refused_and_counted(
         rig.add_machine(1)
         with shoal.engine(rig.address, 1) as engine, rig.link() as link:
             assert engine.map(tasks.echo, [1, 2]) == [1, 2]
-            (machine,) = rig.wait(lambda machines: any(slot.run for machine in machines for slot in machine.slots))
-            (found,) = fleet.Fleet(link, b"", Refusals()).runs()
+            (machine,) = rig.wait(lambda machines: any(worker.run for m in machines for worker in m.workers))
+            (found,) = Registry(link, b"", Refusals()).heads()
             forger = Forger(found, machine)
             orders, strangers, rubbish = forger.orders(evil), forger.strangers(evil), forger.rubbish(evil)
             link.rpush(forger.name, *strangers, *orders)
             rig.wait(lambda machines: machines[0].refusals == len(orders) + 1)  # one of the strangers is misdirected
             assert engine.map(tasks.add, range(20), 1) == list(range(1, 21))
             link.rpush(forger.name, *rubbish, *orders)
-            link.rpush(fleet.inbox(found.id, found.epoch), *strangers, *orders, *rubbish)
-            link.set(fleet.run_key("evil"), pickle.dumps(Evil()))
-            link.sadd(fleet.RUNS, "evil", b"\xff\xfe")
+            link.rpush(head_inbox(found.id, found.epoch), *strangers, *orders, *rubbish)
+            link.set(run_key("evil"), pickle.dumps(Evil()))
+            link.sadd(RUNS, "evil", b"\xff\xfe")
             rig.wait(lambda machines: machines[0].refusals > len(orders) + 20)
             assert engine.map(tasks.add, range(50), 1) == list(range(1, 51)), "and work goes on"
             assert 1 <= caplog.text.count("refused a message") <= 12, "each kind is said once"

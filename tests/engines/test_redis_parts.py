@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from shoal import engines
 from shoal.engines.redis import address
+from shoal.engines.redis.assignment import assign
 from shoal.engines.redis.envelope import Header, Serials, seal, unseal
-from shoal.engines.redis.records import Machine, Run, Slot, assign
+from shoal.engines.redis.records import HeadRecord, MachineRecord, WorkerRecord
 from shoal.errors import UsageError, WireError
 
 # Addresses and secrets -----------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def test_every_changed_byte_of_a_signed_message_is_noticed() -> None:
 @given(st.binary(max_size=200), st.booleans())
 def test_bytes_of_any_kind_are_refused_in_words(content: bytes, with_start: bool) -> None:
     start = seal(b"", "name", HEADER)[:40] if with_start else b""
-    for kind in (Header, Run, Machine, type(None)):
+    for kind in (Header, HeadRecord, MachineRecord, type(None)):
         try:
             unseal(b"", "name", start + content, kind)
         except WireError:
@@ -153,16 +154,16 @@ def test_a_message_counts_once() -> None:
 # Fair shares ---------------------------------------------------------------------------------------------------
 
 
-def run(name: str, order: int, need: int = 1, started: bool = True) -> Run:
-    return Run(name, 1, order, need, started, 0, 10.0, "host", 1, "0")
+def run(name: str, order: int, need: int = 1, started: bool = True) -> HeadRecord:
+    return HeadRecord(name, 1, order, need, started, 0, 10.0, "host", 1, "0")
 
 
-def machine(name: str, slots: dict[int, str], starting: int = 0, refused_by: tuple[str, ...] = ()) -> Machine:
-    of = [Slot(number, 1, run, 0) for number, run in slots.items()]
-    return Machine(name, "host", 1, "0", of, starting, 0.0, 1, dict.fromkeys(refused_by, "why"), 0)
+def machine(name: str, runs: dict[int, str], starting: int = 0, refused_by: tuple[str, ...] = ()) -> MachineRecord:
+    workers = [WorkerRecord(number, 1, run, 0) for number, run in runs.items()]
+    return MachineRecord(name, "host", 1, "0", workers, starting, 0.0, dict.fromkeys(refused_by, "why"), 0)
 
 
-def counts(runs: list[Run], machines: list[Machine]) -> dict[str, int]:
+def counts(runs: list[HeadRecord], machines: list[MachineRecord]) -> dict[str, int]:
     found = list(assign(runs, machines).values())
     return {run.id: found.count(run.id) for run in runs}
 
@@ -208,14 +209,14 @@ def test_shares_are_fair_steady_and_settle_at_once(data: st.DataObject) -> None:
         for name in "mno"[: data.draw(st.integers(0, 3))]
     ]
     found = assign(runs, machines)
-    before = {(m.id, slot.number): slot.run for m in machines for slot in m.slots}
+    before = {(m.id, worker.number): worker.run for m in machines for worker in m.workers}
     assert set(found) <= set(before)
     sizes = [list(found.values()).count(name) for name in names]
     if names and len(before) >= len(names):
         assert len(found) == len(before), "nobody is idle"
         assert max(sizes) - min(sizes) <= 1
-        kept = sum(found[slot] == name for slot, name in before.items())
+        kept = sum(found[worker] == name for worker, name in before.items())
         possible = sum(min(list(before.values()).count(name), size) for name, size in zip(names, sizes, strict=True))
         assert kept == possible, "as few as possible are moved"
-    after = [machine(m.id, {s.number: found.get((m.id, s.number), "") for s in m.slots}) for m in machines]
+    after = [machine(m.id, {s.number: found.get((m.id, s.number), "") for s in m.workers}) for m in machines]
     assert assign([run(r.id, r.order) for r in runs if r.id in found.values()], after) == found

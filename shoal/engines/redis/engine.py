@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import shoal
-from shoal.engines.redis import records as fleet
 from shoal.engines.redis.address import Address, cannot_reach, find
 from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unpack, unseal
-from shoal.engines.redis.records import Fleet, Run
+from shoal.engines.redis.link import KEPT, take
+from shoal.engines.redis.records import LEASE, ORDERS, HeadRecord, Registry, head_inbox, machine_inbox, share_key
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Command, Scheduler
 from shoal.engines.wire import Kind, Message
@@ -55,12 +55,12 @@ class RedisEngine(RemoteEngine):
         *,
         address: str | None = None,
         task_timeout: float | None = None,
-        lease: float = fleet.LEASE,
+        lease: float = LEASE,
         timeout: float = TIMEOUT,
         allow_mixed: bool = False,
     ) -> None:
         server = find(address)
-        transport = _Transport(server, workers or 1, lease, timeout)
+        transport = RedisTransport(server, workers or 1, lease, timeout)
         scheduler = Scheduler(task_timeout=task_timeout, lease=lease, patience=float("inf"))
         self._enough = threading.Event()
         self._needed = workers or 1
@@ -94,12 +94,12 @@ class RedisEngine(RemoteEngine):
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _WorkerAddress:
     machine: str
     number: int
 
 
-class _Transport:
+class RedisTransport:
     """One lock guards who is here and what is to be sent; each thread has a connection of its own."""
 
     def __init__(self, server: Address, need: int, lease: float, timeout: float) -> None:
@@ -111,8 +111,8 @@ class _Transport:
         self._have, self._started = 0, False
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._members: dict[int, _Member] = {}
-        self._workers: dict[_Member, int] = {}
+        self._members: dict[int, _WorkerAddress] = {}
+        self._workers: dict[_WorkerAddress, int] = {}
         self._serials = itertools.count()
         self._seen = Serials(server.key)
         self._stored: set[int] = set()  # shared values that the server holds
@@ -181,20 +181,20 @@ class _Transport:
             self._epoch += 1
             self._stored.clear()
             self._failed = threading.Event()
-        records = Fleet(link, self._server.key, self._refusals)
+        registry = Registry(link, self._server.key, self._refusals)
         if not self._order:
-            self._order = int(link.incr(fleet.ORDERS))
-        records.write(self._record(), new=True)
-        for machine in records.machines():
-            self._put(fleet.outbox(machine.id), machine.id, -1, Message(Word.LOOK, 0))
+            self._order = int(link.incr(ORDERS))
+        registry.write(self._record(), new=True)
+        for machine in registry.machines():
+            self._put(machine_inbox(machine.id), machine.id, -1, Message(Word.LOOK, 0))
         thread = threading.Thread(
             target=self._speak, args=(self._epoch, self._failed), name="shoal-redis-out", daemon=True
         )
         self._threads.append(thread)
         thread.start()
 
-    def _record(self) -> Run:
-        return Run(
+    def _record(self) -> HeadRecord:
+        return HeadRecord(
             self._run, self._epoch, self._order, self._need, self._started, self._have, self._lease,
             socket.gethostname(), os.getpid(), shoal.__version__,
         )  # fmt: skip
@@ -206,9 +206,9 @@ class _Transport:
             self._events.put(Left(worker, reason, fault=False))
 
     def _listen(self, link: redis.Redis) -> None:
-        name = fleet.inbox(self._run, self._epoch)
+        name = head_inbox(self._run, self._epoch)
         while not self._closed.is_set():
-            found = fleet.take(link, name, min(1.0, self._timeout / 2))
+            found = take(link, name, min(1.0, self._timeout / 2))
             if self._closed.is_set():
                 return
             if self._failed.is_set():
@@ -224,18 +224,18 @@ class _Transport:
         import redis
 
         link = self._server.open(self._timeout)
-        records = Fleet(link, self._server.key, self._refusals)
+        registry = Registry(link, self._server.key, self._refusals)
         beat_at = time.monotonic() + self._beat
         try:
             while not failed.is_set() and not self._closed.is_set():
                 self._write(link, [item for item in self._batch(beat_at - time.monotonic()) if item[0] == epoch])
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + self._beat
-                    if not records.write(self._record(), new=False):
+                    if not registry.write(self._record(), new=False):
                         self._trouble = "it does not have what it was given"
                         break
             if self._closed.is_set():
-                self._farewell(link, records, epoch)
+                self._farewell(link, registry, epoch)
         except (redis.RedisError, OSError) as error:
             self._trouble = str(error)  # the thread that listens says it
         finally:
@@ -247,17 +247,17 @@ class _Transport:
         for _, command, name, content in batch:
             if command == "push":
                 pipe.rpush(name, content)
-                pipe.pexpire(name, fleet.KEPT)
+                pipe.pexpire(name, KEPT)
             elif command == "set":
-                pipe.set(name, content, px=fleet.KEPT)
+                pipe.set(name, content, px=KEPT)
             else:
                 pipe.delete(name)
         now = time.monotonic()
         if now >= self._renew_at:  # a killed head's values go away by themselves
-            self._renew_at = now + fleet.KEPT / 4000
+            self._renew_at = now + KEPT / 4000
             with self._lock:
                 for number in self._stored:
-                    pipe.pexpire(fleet.share_key(self._run, self._epoch, number), fleet.KEPT)
+                    pipe.pexpire(share_key(self._run, self._epoch, number), KEPT)
         if len(pipe):
             pipe.execute()
 
@@ -269,14 +269,14 @@ class _Transport:
                 batch.append(self._out.get_nowait())
         return batch
 
-    def _farewell(self, link: redis.Redis, records: Fleet, epoch: int) -> None:
-        records.remove(self._record())
+    def _farewell(self, link: redis.Redis, registry: Registry, epoch: int) -> None:
+        registry.remove(self._record())
         with self._lock:
-            names = [fleet.share_key(self._run, epoch, number) for number in self._stored]
+            names = [share_key(self._run, epoch, number) for number in self._stored]
             machines = {member.machine for member in self._members.values()}
         for machine in machines:
-            link.rpush(fleet.outbox(machine), self._sealed(machine, -1, Message(Word.LOOK, 0)))
-        inbox = fleet.inbox(self._run, epoch)
+            link.rpush(machine_inbox(machine), self._sealed(machine, -1, Message(Word.LOOK, 0)))
+        inbox = head_inbox(self._run, epoch)
         link.rpush(inbox, b"")  # or the thread that listens would go on for a second
         link.delete(*[inbox, *names])
 
@@ -287,7 +287,7 @@ class _Transport:
         if (header.run, header.epoch) != (self._run, self._epoch):
             raise WireError("a message is of another run or epoch")
         self._seen.check(header)
-        member = _Member(header.machine, header.worker)
+        member = _WorkerAddress(header.machine, header.worker)
         if header.kind == Word.ALIVE:
             self._alive(header.machine, unpack(frame, list[int]))
             return
@@ -316,13 +316,13 @@ class _Transport:
         """Workers are alive. Those that this head knows nothing of are told to begin anew."""
         for number in numbers:
             with self._lock:
-                worker = self._workers.get(_Member(machine, number))
+                worker = self._workers.get(_WorkerAddress(machine, number))
             if worker is not None:
                 self._events.put(Heard(worker))
             else:
-                self._put(fleet.outbox(machine), machine, number, Message(Word.LEAVE, 0))
+                self._put(machine_inbox(machine), machine, number, Message(Word.LEAVE, 0))
 
-    def _remove(self, worker: int) -> _Member | None:
+    def _remove(self, worker: int) -> _WorkerAddress | None:
         with self._lock:
             member = self._members.pop(worker, None)
             if member is not None:
@@ -370,14 +370,14 @@ class _Transport:
     def drop(self, worker: int) -> None:
         member = self._remove(worker)
         if member is not None:
-            self._put(fleet.outbox(member.machine), member.machine, member.number, Message(Word.LEAVE, 0))
+            self._put(machine_inbox(member.machine), member.machine, member.number, Message(Word.LEAVE, 0))
 
     def refuse(self, worker: int, error: WorkerRefused) -> Sequence[Event]:
         """Only this machine has to go: the others are of other installs."""
         member = self._remove(worker)
         if member is not None:
             message = Message(Word.REFUSE, 0, str(error).encode())
-            self._put(fleet.outbox(member.machine), member.machine, member.number, message)
+            self._put(machine_inbox(member.machine), member.machine, member.number, message)
             if member.machine not in self._refused:
                 self._refused.add(member.machine)
                 log.warning("%s", error)
@@ -396,12 +396,12 @@ class _Transport:
             old = message.kind == Kind.FORGET and message.number in self._stored
             if old:
                 self._stored.remove(message.number)
-        name = fleet.share_key(self._run, self._epoch, message.number)
+        name = share_key(self._run, self._epoch, message.number)
         if new:
             self._out.put((self._epoch, "set", name, seal(self._server.key, name, None, message.frame)))
         if message.kind == Kind.SHARE:
             message = Message(Kind.SHARE, message.number)  # the machine fetches it, once
-        self._put(fleet.outbox(member.machine), member.machine, member.number, message)
+        self._put(machine_inbox(member.machine), member.machine, member.number, message)
         if old:
             self._out.put((self._epoch, "delete", name, b""))
 
@@ -411,7 +411,7 @@ class _Transport:
 
     def _sealed(self, machine: str, number: int, message: Message) -> bytes:
         header = Header(self._run, self._epoch, machine, number, next(self._serials), message.kind, message.number)
-        return seal(self._server.key, fleet.outbox(machine), header, message.frame)
+        return seal(self._server.key, machine_inbox(machine), header, message.frame)
 
     def wake(self) -> None:
         self._events.put(None)
@@ -420,11 +420,11 @@ class _Transport:
         """Of the workers that run on this machine, from their machines' records."""
         link = self._server.open(self._timeout)
         try:
-            machines = Fleet(link, self._server.key, self._refusals).machines()
+            machines = Registry(link, self._server.key, self._refusals).machines()
         finally:
             link.close()
         mine = [machine for machine in machines if machine.host == socket.gethostname()]
-        return [slot.pid for machine in mine for slot in machine.slots if slot.run == self._run]
+        return [worker.pid for machine in mine for worker in machine.workers if worker.run == self._run]
 
     def close(self) -> None:
         self._closed.set()

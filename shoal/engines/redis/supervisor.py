@@ -27,10 +27,19 @@ from shoal.base.lifetime import die_with_parent
 from shoal.engines import wire
 from shoal.engines.functions import MAIN, Functions
 from shoal.engines.processes import ProcessTransport
-from shoal.engines.redis import records as fleet
 from shoal.engines.redis.address import Address, cannot_reach
+from shoal.engines.redis.assignment import assign
 from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unseal
-from shoal.engines.redis.records import Fleet, Machine, Run, Slot
+from shoal.engines.redis.link import KEPT, take
+from shoal.engines.redis.records import (
+    HeadRecord,
+    MachineRecord,
+    Registry,
+    WorkerRecord,
+    head_inbox,
+    machine_inbox,
+    share_key,
+)
 from shoal.engines.remote import Broken, Event, Heard, Left, Received
 from shoal.engines.wire import Kind, Message
 from shoal.engines.worker import describe
@@ -82,7 +91,7 @@ class Supervisor:
         self._seen = Serials(server.key)
         self._refusals = Refusals()
         self._refused_by: dict[str, str] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, HeadRecord] = {}
         self._beats = 0
         self._been_there = False
         self._look_at = 0.0
@@ -130,14 +139,14 @@ class Supervisor:
         self._incoming = queue.SimpleQueue()
         listener = threading.Thread(target=self._listen, args=(ears, self._incoming, stop), daemon=True)
         try:
-            records = Fleet(link, self._server.key, self._refusals)
+            registry = Registry(link, self._server.key, self._refusals)
             self._look_at = 0.0
             link.ping()
             listener.start()
             while True:
                 now = time.monotonic()
                 if now >= self._look_at:
-                    self._look(records)
+                    self._look(registry)
                     self._look_at = now + self._beat()
                 self._speak(link)
                 self._take_all(self._processes.poll(max(self._look_at - time.monotonic(), 0.0)))
@@ -167,7 +176,7 @@ class Supervisor:
         try:
             self._release_all("was ended")
             self._speak(link)
-            Fleet(link, self._server.key, self._refusals).remove(self._record())
+            Registry(link, self._server.key, self._refusals).remove(self._record())
         except (redis.RedisError, OSError) as error:
             log.warning("the server could not be told: %s", error)
         finally:
@@ -178,7 +187,7 @@ class Supervisor:
 
         try:
             while not stop.is_set():
-                found = fleet.take(link, fleet.outbox(self.id), min(1.0, self._timeout / 2))
+                found = take(link, machine_inbox(self.id), min(1.0, self._timeout / 2))
                 for content in found:
                     into.put(content)
                 if found:
@@ -201,30 +210,30 @@ class Supervisor:
         pipe = link.pipeline(transaction=False)
         for name, content in self._out:
             pipe.rpush(name, content)
-            pipe.pexpire(name, fleet.KEPT)
+            pipe.pexpire(name, KEPT)
         self._out.clear()
         pipe.execute()
 
     def _tell(self, run: str, epoch: int, number: int, message: Message) -> None:
-        name = fleet.inbox(run, epoch)
+        name = head_inbox(run, epoch)
         header = Header(run, epoch, self.id, number, next(self._serials), message.kind, message.number)
         self._out.append((name, seal(self._server.key, name, header, message.frame)))
 
     # Who works for whom ---------------------------------------------------------------------------------------
 
-    def _look(self, records: Fleet) -> None:
+    def _look(self, registry: Registry) -> None:
         """Renew the record, see which runs there are, and act on what is this machine's part."""
-        if not records.write(self._record(), new=not self._beats):
+        if not registry.write(self._record(), new=not self._beats):
             raise _ServerLost("it has lost what it held")
         self._beats += 1
         self._been_there = True
-        self._runs = {run.id: run for run in records.runs()}
+        self._runs = {run.id: run for run in registry.heads()}
         self._refused_by = {run: why for run, why in self._refused_by.items() if run in self._runs}
-        others = [machine for machine in records.machines() if machine.id != self.id]
+        others = [machine for machine in registry.machines() if machine.id != self.id]
         for child in list(self._children.values()):
             if child.run and (child.run not in self._runs or self._runs[child.run].epoch != child.epoch):
                 self._release(child)  # its head is gone, or knows nothing of it
-        wanted = fleet.assign(list(self._runs.values()), [*others, self._record()])
+        wanted = assign(list(self._runs.values()), [*others, self._record()])
         changed = False
         for child in list(self._children.values()):
             run = wanted.get((self.id, child.number), "")
@@ -236,7 +245,7 @@ class Supervisor:
                 else:
                     self._attach(child, self._runs[run])
         if changed:
-            records.write(self._record(), new=False)
+            registry.write(self._record(), new=False)
         self._report()
 
     def _report(self) -> None:
@@ -247,7 +256,7 @@ class Supervisor:
         else:
             self._say(f"{self._count} worker(s) at {self._server.url} wait for a run")
 
-    def _attach(self, child: _Child, run: Run) -> None:
+    def _attach(self, child: _Child, run: HeadRecord) -> None:
         child.run, child.epoch = run.id, run.epoch
         self._tell(run.id, run.epoch, child.number, Message(Kind.HELLO, 0, child.hello))
 
@@ -275,17 +284,17 @@ class Supervisor:
             if not holders:
                 del self._shares[key]
 
-    def _record(self) -> Machine:
+    def _record(self) -> MachineRecord:
         now = time.monotonic()
         self._marks.append((now, self._done))
         while now - self._marks[0][0] > _SPEED_OVER and len(self._marks) > 2:
             self._marks.popleft()
         since, before = self._marks[0]
         pids = self._processes.numbered_pids()
-        slots = [Slot(c.number, pids.get(c.number, 0), c.run, c.tasks) for c in self._children.values()]
-        return Machine(
-            self.id, socket.gethostname(), os.getpid(), shoal.__version__, slots, self._count - len(slots),
-            (self._done - before) / max(now - since, 1e-3), self._beats, self._refused_by, self._refusals.count,
+        workers = [WorkerRecord(c.number, pids.get(c.number, 0), c.run, c.tasks) for c in self._children.values()]
+        return MachineRecord(
+            self.id, socket.gethostname(), os.getpid(), shoal.__version__, workers, self._count - len(workers),
+            (self._done - before) / max(now - since, 1e-3), self._refused_by, self._refusals.count,
         )  # fmt: skip
 
     # From workers to heads ------------------------------------------------------------------------------------
@@ -333,7 +342,7 @@ class Supervisor:
         if isinstance(content, _ServerLost):
             raise content
         try:
-            header, frame = unseal(self._server.key, fleet.outbox(self.id), content, Header)
+            header, frame = unseal(self._server.key, machine_inbox(self.id), content, Header)
             if header.machine != self.id:
                 raise WireError("a message is for another machine")
             self._seen.check(header)
@@ -345,7 +354,7 @@ class Supervisor:
                 return  # of an epoch that is over, or for a worker that is gone
             self._to_worker(link, child, header, frame)
         except WireError as error:
-            self._refusals.add(fleet.outbox(self.id), error)
+            self._refusals.add(machine_inbox(self.id), error)
 
     def _to_worker(self, link: redis.Redis, child: _Child, header: Header, frame: memoryview) -> None:
         key = (header.run, header.epoch, header.number)
@@ -385,7 +394,7 @@ class Supervisor:
                 case _:
                     raise WireError("a task is not a name and a list of arguments")
         except UsageError as error:
-            self._refusals.add(fleet.outbox(self.id), WireError(str(error)))
+            self._refusals.add(machine_inbox(self.id), WireError(str(error)))
             self._tell(child.run, child.epoch, child.number, failed(ticket, error))
             return
         self._processes.send(child.number, Message(Kind.TASK, ticket, frame))
@@ -393,7 +402,7 @@ class Supervisor:
     def _fetch(self, link: redis.Redis, key: tuple[str, int, int]) -> memoryview | None:
         """A shared value, from the server the first time. What is not one is refused here, not in every worker."""
         if key not in self._shares:
-            name = fleet.share_key(*key)
+            name = share_key(*key)
             content: Any = link.get(name)
             if content is None:
                 return None
