@@ -78,7 +78,7 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     worker = home.start("worker", "--workers=2", "--allow=tests")
     read_until(worker, "2 worker(s) at redis://127.0.0.1")
     head = home.start(*WALK, "--iterations=4000", "--engine=redis", "--name=mine")
-    read_until(worker, "2 of 2 worker(s) at work for")
+    read_until(worker, "2 of 2 worker(s) working for")
     status, deadline = "", time.monotonic() + 60
     while not re.search(r"1 +2 +learns", status):  # the head says so with its next heartbeat
         assert time.monotonic() < deadline, status
@@ -98,7 +98,7 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     out, err = head.communicate(timeout=20)
     assert head.returncode == 130, out + err
     assert "saved iteration" in out
-    read_until(worker, "wait for a run")
+    read_until(worker, "waiting for a run")
     worker.terminate()
     rest, err = worker.communicate(timeout=20)
     assert worker.returncode == 143
@@ -135,7 +135,7 @@ def test_roles_may_do_what_they_need_and_nothing_else(home: Home) -> None:
         with package.engine(urls["head"]) as engine:
             values = engine.share([1, 2])
             assert engine.map(tasks.add, [[0]] * 20, values) == [[0, 1, 2]] * 20
-        read_until(worker, "wait for a run")
+        read_until(worker, "waiting for a run")
     finally:
         worker.terminate()
         worker.communicate(timeout=20)

@@ -182,7 +182,7 @@ def test_waits_for_workers_and_says_what_to_type(caplog: pytest.LogCaptureFixtur
         head = threading.Thread(target=lambda: made.put(shoal.engine(rig.address, 2)))
         head.start()
         rig.add_machine(1)
-        until(lambda: "waiting for workers: 1 of 2 are here" in caplog.text)
+        until(lambda: "waiting for workers (1 of 2 connected)" in caplog.text)
         assert f"shoal worker --redis '{rig.address}'" in caplog.text
         assert made.empty()
         rig.add_machine(1)
