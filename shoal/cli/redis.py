@@ -49,11 +49,11 @@ def redis(words: list[str]) -> int:
 
 def _start(words: list[str]) -> int:
     wanted = parse(StartArgs, words, "redis start")
-    from shoal.engines.redis.address import folder
+    from shoal.engines.redis.address import state_folder
     from shoal.engines.redis.local import ROLES, Local
 
     out = console()
-    local = Local(folder())
+    local = Local(state_folder())
     if local.running():
         raise UsageError(f"a server is running at {local.address.url} already. To stop it, type: shoal redis stop")
     if wanted.port is not None and not 0 < wanted.port < 2**16:
@@ -155,10 +155,10 @@ class StopArgs:
 
 def _stop(words: list[str]) -> int:
     parse(StopArgs, words, "redis stop")
-    from shoal.engines.redis.address import folder
+    from shoal.engines.redis.address import state_folder
     from shoal.engines.redis.local import Local
 
-    local = Local(folder())
+    local = Local(state_folder())
     url = local.address.url
     local.stop()
     say(console(), f"the server at {url} has stopped")

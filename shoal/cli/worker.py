@@ -32,10 +32,10 @@ class ServerArgs:
 
     def find(self) -> Address:
         """The server."""
-        from shoal.engines.redis.address import find
+        from shoal.engines.redis.address import find_server
 
         files = {name: getattr(self, name) for name in ("password_file", "ca_file", "key_file")}
-        return find(self.redis, files=files)
+        return find_server(self.redis, files=files)
 
 
 @dataclass(frozen=True)

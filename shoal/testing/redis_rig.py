@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from shoal.base.host import WORKER_ENVIRONMENT, python_path, shoal_command
-from shoal.engines.redis.address import find
+from shoal.engines.redis.address import find_server
 from shoal.engines.redis.envelope import Refusals
 from shoal.engines.redis.local import Local, flush
 from shoal.engines.redis.records import MachineRecord, Registry
@@ -60,7 +60,7 @@ class Rig:
     def fleet(self) -> list[MachineRecord]:
         """The machines' records."""
         with self.link() as link:
-            return Registry(link, find(self.address).key, Refusals()).machines()
+            return Registry(link, find_server(self.address).key, Refusals()).machines()
 
     @contextlib.contextmanager
     def link(self) -> Iterator[redis.Redis]:

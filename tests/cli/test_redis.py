@@ -31,7 +31,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.variables = {"XDG_STATE_HOME": str(path / "state")}
         self.cwd = path
-        self.local = Local(address.folder(self.variables))
+        self.local = Local(address.state_folder(self.variables))
         self.started: list[subprocess.Popen[str]] = []
 
     def run(self, *words: str) -> tuple[int, str, str]:
@@ -113,8 +113,11 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     ("words", "message"),
     [
         (["worker", "--redis", "redis://me:hunter2@127.0.0.1:1"], "process list.*password_file=FILE"),
-        (["train", "trpo", "CartPole-v1", "--engine", "redis://127.0.0.1:1"], "no Redis server at.*shoal redis start"),
-        (["redis", "status", "--redis", "redis://127.0.0.1:1"], "no Redis server at"),
+        (
+            ["train", "trpo", "CartPole-v1", "--engine", "redis://127.0.0.1:1"],
+            "no Redis server answers.*shoal redis start",
+        ),
+        (["redis", "status", "--redis", "redis://127.0.0.1:1"], "no Redis server answers at"),
     ],
 )
 def test_mistakes(words: list[str], message: str, home: Home) -> None:
@@ -141,12 +144,12 @@ def test_roles_may_do_what_they_need_and_nothing_else(home: Home) -> None:
         worker.communicate(timeout=20)
     nowhere = {"XDG_STATE_HOME": str(home.cwd / "nothing")}
     for role in ("head", "worker"):
-        link = address.find(urls[role], nowhere).open(5.0)
+        link = address.find_server(urls[role], nowhere).open(5.0)
         for command in ("EVAL x 0", "CONFIG GET *", "FLUSHALL", "KEYS *", "SET other 1", "SHUTDOWN"):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 link.execute_command(*command.split())
         link.close()
-    link = address.find(urls["worker"], nowhere).open(5.0)
+    link = address.find_server(urls["worker"], nowhere).open(5.0)
     with pytest.raises(redis.exceptions.NoPermissionError):
         link.set("shoal:run:mine", b"")
     link.close()

@@ -29,10 +29,10 @@ def test_addresses_of_every_kind() -> None:
     assert engines.split("rediss://host:1") == ("redis", "rediss://host:1")
     assert engines.split("unix:///run/s") == ("redis", "unix:///run/s")
     assert engines.split("redis") == ("redis", None)
-    found = address.find("rediss://me@host:7/3", {"XDG_STATE_HOME": "/nowhere"})
+    found = address.find_server("rediss://me@host:7/3", {"XDG_STATE_HOME": "/nowhere"})
     assert (found.scheme, found.user, found.host, found.port, found.database) == ("rediss", "me", "host", 7, 3)
     assert found.url == "rediss://me@host:7/3"
-    assert address.find("unix:///run/s", {"XDG_STATE_HOME": "/nowhere"}).url == "unix:///run/s"
+    assert address.find_server("unix:///run/s", {"XDG_STATE_HOME": "/nowhere"}).url == "unix:///run/s"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_addresses_of_every_kind() -> None:
         ("redis://host:port", "not the address"),
         ("unix://", "no path"),
         ("redis://host/db", "not the number of a database"),
-        ("redis://host?colour=red", "colour; there are only password_file"),
+        ("redis://host?colour=red", "colour. Options: password_file"),
     ],
 )
 def test_addresses_that_are_none(bad: str, message: str) -> None:
@@ -57,7 +57,7 @@ def test_password_in_an_address_is_refused_and_not_repeated() -> None:
 
 
 def password(*where: Any, **files: Any) -> str:
-    return address.find(*where, **files).password
+    return address.find_server(*where, **files).password
 
 
 def test_where_passwords_come_from(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_where_passwords_come_from(tmp_path: Path) -> None:
     assert password("redis://h", nowhere | {"SHOAL_REDIS_PASSWORD_FILE": str(file)}) == "from-file"
     assert password("redis://h", nowhere | {"SHOAL_REDIS_PASSWORD": "from-env"}) == "from-env"
     assert password("redis://h", nowhere, files={"password_file": str(file)}) == "from-file"
-    found = address.find(None, nowhere | {"SHOAL_REDIS_URL": "redis://u:from%2Durl@h:5"})
+    found = address.find_server(None, nowhere | {"SHOAL_REDIS_URL": "redis://u:from%2Durl@h:5"})
     assert [found.password, found.user, found.port] == ["from-url", "u", 5]
     for shown in (repr(found), found.url):
         assert "from-url" not in shown
@@ -82,19 +82,19 @@ def test_where_passwords_come_from(tmp_path: Path) -> None:
 def test_files_that_are_no_secret(tmp_path: Path) -> None:
     nowhere = {"XDG_STATE_HOME": str(tmp_path)}
     with pytest.raises(UsageError, match="chmod 600"):
-        address.find("redis://h", nowhere, files={"password_file": str(secret(tmp_path / "a", mode=0o644))})
+        address.find_server("redis://h", nowhere, files={"password_file": str(secret(tmp_path / "a", mode=0o644))})
     with pytest.raises(UsageError, match="is empty"):
-        address.find("redis://h", nowhere, files={"password_file": str(secret(tmp_path / "b", ""))})
+        address.find_server("redis://h", nowhere, files={"password_file": str(secret(tmp_path / "b", ""))})
     with pytest.raises(UsageError, match="cannot be read"):
-        address.find("redis://h", nowhere, files={"password_file": str(tmp_path / "none")})
+        address.find_server("redis://h", nowhere, files={"password_file": str(tmp_path / "none")})
     with pytest.raises(UsageError, match="at least 16"):
-        address.find("redis://h", nowhere, files={"key_file": str(secret(tmp_path / "c", "short"))})
-    with pytest.raises(UsageError, match="no file of certificates"):
-        address.find("redis://h", nowhere, files={"ca_file": str(tmp_path / "none")})
+        address.find_server("redis://h", nowhere, files={"key_file": str(secret(tmp_path / "c", "short"))})
+    with pytest.raises(UsageError, match=r"CA certificates.*does not exist"):
+        address.find_server("redis://h", nowhere, files={"ca_file": str(tmp_path / "none")})
     with pytest.raises(UsageError, match="shoal redis start"):
-        address.find(None, nowhere)
-    with pytest.raises(UsageError, match="SHOAL_REDIS_URL: that is not") as caught:
-        address.find(None, nowhere | {"SHOAL_REDIS_URL": "redis://:hunter2/x@h:1"})
+        address.find_server(None, nowhere)
+    with pytest.raises(UsageError, match="SHOAL_REDIS_URL: not the address") as caught:
+        address.find_server(None, nowhere | {"SHOAL_REDIS_URL": "redis://:hunter2/x@h:1"})
     assert "hunter2" not in str(caught.value)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import shoal
-from shoal.engines.redis.address import Address, cannot_reach, find
+from shoal.engines.redis.address import Address, cannot_reach, find_server
 from shoal.engines.redis.envelope import LARGEST, Header, Serials, Word, seal, unpack, unseal
 from shoal.engines.redis.link import KEPT, TIMEOUT, Link, ServerLost, Write, is_refused
 from shoal.engines.redis.records import LEASE, ORDERS, HeadRecord, Registry, head_inbox, machine_inbox, share_key
@@ -52,7 +52,7 @@ class RedisEngine(RemoteEngine):
         timeout: float = TIMEOUT,
         allow_mixed: bool = False,
     ) -> None:
-        server = find(address)
+        server = find_server(address)
         transport = RedisTransport(server, workers or 1, lease, timeout)
         scheduler = Scheduler(task_timeout=task_timeout, lease=lease, patience=float("inf"))
         self._enough = threading.Event()
