@@ -50,7 +50,7 @@ def redis(words: list[str]) -> int:
 def _start(words: list[str]) -> int:
     wanted = parse(StartArgs, words, "redis start")
     from shoal.engines.redis.address import state_folder
-    from shoal.engines.redis.local import ROLES, Local
+    from shoal.engines.redis.local_server import ROLES, Local
 
     out = console()
     local = Local(state_folder())
@@ -140,7 +140,7 @@ class FlushArgs(ServerArgs):
 
 def _flush(words: list[str]) -> int:
     server = parse(FlushArgs, words, "redis flush").find()
-    from shoal.engines.redis.local import flush
+    from shoal.engines.redis.local_server import flush
 
     out = console()
     with _connected(server) as link:
@@ -156,7 +156,7 @@ class StopArgs:
 def _stop(words: list[str]) -> int:
     parse(StopArgs, words, "redis stop")
     from shoal.engines.redis.address import state_folder
-    from shoal.engines.redis.local import Local
+    from shoal.engines.redis.local_server import Local
 
     local = Local(state_folder())
     url = local.address.url

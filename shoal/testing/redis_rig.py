@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from shoal.base.host import WORKER_ENVIRONMENT, python_path, shoal_command
 from shoal.engines.redis.address import find_server
 from shoal.engines.redis.envelope import Refusals
-from shoal.engines.redis.local import Local, flush
+from shoal.engines.redis.local_server import Local, flush
 from shoal.engines.redis.records import MachineRecord, Registry
 from shoal.engines.redis.supervisor import PARENT
 from shoal.errors import EngineError

@@ -15,7 +15,7 @@ import redis
 
 import shoal as package
 from shoal.engines.redis import address
-from shoal.engines.redis.local import ROLES, Local
+from shoal.engines.redis.local_server import ROLES, Local
 from shoal.runs.folder import RunDir
 from shoal.testing.redis_rig import Rig
 from tests.support import tasks
@@ -191,7 +191,7 @@ def test_tls_and_unix_sockets(tmp_path: Path) -> None:
     port = local.address.port
     with conf.open("a") as file:
         file.write(f"tls-cert-file {files['crt']}\ntls-key-file {files['key']}\ntls-auth-clients no\n")
-    from shoal.engines.redis.local import free_port
+    from shoal.engines.redis.local_server import free_port
 
     tls = free_port()
     path = tmp_path / "redis.sock"
