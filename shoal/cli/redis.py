@@ -50,10 +50,10 @@ def redis(words: list[str]) -> int:
 def _start(words: list[str]) -> int:
     wanted = parse(StartArgs, words, "redis start")
     from shoal.engines.redis.address import state_folder
-    from shoal.engines.redis.local_server import ROLES, Local
+    from shoal.engines.redis.local_server import ROLES, LocalServer
 
     out = console()
-    local = Local(state_folder())
+    local = LocalServer(state_folder())
     if local.running():
         raise UsageError(f"a server is running at {local.address.url} already. To stop it, type: shoal redis stop")
     if wanted.port is not None and not 0 < wanted.port < 2**16:
@@ -156,9 +156,9 @@ class StopArgs:
 def _stop(words: list[str]) -> int:
     parse(StopArgs, words, "redis stop")
     from shoal.engines.redis.address import state_folder
-    from shoal.engines.redis.local_server import Local
+    from shoal.engines.redis.local_server import LocalServer
 
-    local = Local(state_folder())
+    local = LocalServer(state_folder())
     url = local.address.url
     local.stop()
     say(console(), f"the server at {url} has stopped")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from shoal.base.host import WORKER_ENVIRONMENT, python_path, shoal_command
 from shoal.engines.redis.address import find_server
 from shoal.engines.redis.envelope import Refusals
-from shoal.engines.redis.local_server import Local, flush
+from shoal.engines.redis.local_server import LocalServer, flush
 from shoal.engines.redis.records import MachineRecord, Registry
 from shoal.engines.redis.supervisor import PARENT
 from shoal.errors import EngineError
@@ -32,7 +32,7 @@ class Rig:
     def __init__(self, allow: Sequence[str] = (), timeout: float = 5.0) -> None:
         self._stack = contextlib.ExitStack()
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-redis-"))
-        self.local = Local(Path(folder) / "server")
+        self.local = LocalServer(Path(folder) / "server")
         self.local.configure()
         self.machines: list[subprocess.Popen[bytes]] = []
         self._allow, self._timeout = allow, timeout

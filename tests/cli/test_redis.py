@@ -15,7 +15,7 @@ import redis
 
 import shoal as package
 from shoal.engines.redis import address
-from shoal.engines.redis.local_server import ROLES, Local
+from shoal.engines.redis.local_server import ROLES, LocalServer
 from shoal.runs.folder import RunDir
 from shoal.testing.redis_rig import Rig
 from tests.support import tasks
@@ -31,7 +31,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.variables = {"XDG_STATE_HOME": str(path / "state")}
         self.cwd = path
-        self.local = Local(address.state_folder(self.variables))
+        self.local = LocalServer(address.state_folder(self.variables))
         self.started: list[subprocess.Popen[str]] = []
 
     def run(self, *words: str) -> tuple[int, str, str]:
@@ -179,7 +179,7 @@ def test_messages_are_signed_where_there_is_a_key(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_tls_and_unix_sockets(tmp_path: Path) -> None:
-    local = Local(tmp_path / "server")
+    local = LocalServer(tmp_path / "server")
     local.configure()
     files = {"crt": tmp_path / "a.crt", "key": tmp_path / "a.key"}
     subprocess.run(

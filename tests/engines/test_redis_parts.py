@@ -131,7 +131,7 @@ def test_every_changed_byte_of_a_signed_message_is_noticed() -> None:
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_bytes_of_any_kind_are_refused_in_words(content: bytes, with_start: bool) -> None:
+def test_bytes_of_any_kind_are_refused(content: bytes, with_start: bool) -> None:
     start = seal(b"", "name", HEADER)[:40] if with_start else b""
     for kind in (Header, HeadRecord, MachineRecord, type(None)):
         try:
@@ -145,7 +145,7 @@ def test_bytes_of_any_kind_are_refused_in_words(content: bytes, with_start: bool
 def test_a_message_counts_once() -> None:
     seen = Serials(KEY)
     seen.check(HEADER)
-    with pytest.raises(WireError, match="second time"):
+    with pytest.raises(WireError, match="received twice"):
         seen.check(HEADER)
     seen.check(Header("run", 1, "machine", 2, 4, 4, 5))
     seen.check(Header("run", 2, "machine", 2, 0, 4, 5))
@@ -175,13 +175,13 @@ def test_equal_shares_and_the_older_ones_the_larger() -> None:
     assert counts([], free) == {}
 
 
-def test_a_new_run_gets_its_share_and_nobody_else_moves() -> None:
+def test_a_new_run_gets_its_share_and_no_other_worker_moves() -> None:
     machines = [machine("m", {0: "a", 1: "a"}), machine("n", {0: "a", 1: "a"})]
     found = assign([run("a", 1), run("b", 2, started=False)], machines)
     assert found == {("m", 0): "a", ("m", 1): "a", ("n", 0): "b", ("n", 1): "b"}
 
 
-def test_a_death_moves_nobody() -> None:
+def test_a_death_moves_no_worker() -> None:
     machines = [machine("m", {0: "a"}, starting=1), machine("n", {0: "b", 1: "b"})]
     assert assign([run("a", 1), run("b", 2)], machines) == {("m", 0): "a", ("n", 0): "b", ("n", 1): "b"}
 
@@ -190,7 +190,7 @@ def test_runs_that_wait_for_many_do_not_starve_each_other() -> None:
     free = [machine("m", dict.fromkeys(range(4), ""))]
     both = [run("a", 1, need=4, started=False), run("b", 2, need=4, started=False)]
     assert counts(both, free) == {"a": 4, "b": 0}
-    assert counts([run("a", 1), both[1]], free) == {"a": 4, "b": 0}, "it waits for the end of the other"
+    assert counts([run("a", 1), both[1]], free) == {"a": 4, "b": 0}, "it waits until the other run ends"
     assert counts([run("a", 1), run("b", 2, need=2, started=False)], free) == {"a": 2, "b": 2}
 
 
@@ -213,7 +213,7 @@ def test_shares_are_fair_steady_and_settle_at_once(data: st.DataObject) -> None:
     assert set(found) <= set(before)
     sizes = [list(found.values()).count(name) for name in names]
     if names and len(before) >= len(names):
-        assert len(found) == len(before), "nobody is idle"
+        assert len(found) == len(before), "no worker is idle"
         assert max(sizes) - min(sizes) <= 1
         kept = sum(found[worker] == name for worker, name in before.items())
         possible = sum(min(list(before.values()).count(name), size) for name, size in zip(names, sizes, strict=True))
