@@ -26,7 +26,7 @@ from shoal.runs.folder import RunDir
 from shoal.runs.settings import Settings
 from shoal.runs.track import Tracker
 from shoal.testing import redis_faults
-from shoal.testing.redis_rig import Rig
+from shoal.testing.redis_rig import RedisRig
 
 _DEADLINE = 600.0  # seconds for a head that is to be killed to get that far
 
@@ -45,7 +45,7 @@ class Way:
     def __str__(self) -> str:
         text = _label(self.engine, self.workers)
         if self.fault == "kill-workers":
-            killed = {"mpi": "a rank killed half-way", "redis": redis_faults.WHAT}
+            killed = {"mpi": "a rank killed half-way", "redis": redis_faults.DESCRIPTION}
             return f"{text}, {killed.get(self.engine, 'a worker killed each iteration')}"
         return text if self.then is None else f"{text}, head killed, resumed on {_label(*self.then)}"
 
@@ -110,20 +110,20 @@ def verify(algo: str, settings: Settings, config: Any, todo: Sequence[Way], repo
     return ""
 
 
-def _runner(way: Way) -> Callable[[str, Settings, Any, Way, Rig | None], int]:
+def _runner(way: Way) -> Callable[[str, Settings, Any, Way, RedisRig | None], int]:
     if way.then is not None:
         return _with_killed_head
     return _under_mpirun if way.engine == "mpi" else _in_this_process
 
 
 @contextlib.contextmanager
-def _rig(way: Way, env: str) -> Iterator[Rig | None]:
+def _rig(way: Way, env: str) -> Iterator[RedisRig | None]:
     """A Redis server and workers of its own, for a way that needs them."""
     if "redis" not in (way.engine, way.then and way.then[0]):
         yield None
         return
     module, _, _ = env.rpartition(":")
-    with Rig(allow=[module] if module else []) as rig:
+    with RedisRig(allow=[module] if module else []) as rig:
         count = (way.workers if way.engine == "redis" else way.then and way.then[1]) or available_cores()
         for machine in filter(None, (count - count // 2, count // 2)):  # two, to have something between them
             rig.add_machine(machine)
@@ -131,18 +131,18 @@ def _rig(way: Way, env: str) -> Iterator[Rig | None]:
         yield rig
 
 
-def _address(engine: str, rig: Rig | None) -> str:
+def _address(engine: str, rig: RedisRig | None) -> str:
     return rig.address if engine == "redis" and rig is not None else engine
 
 
-def _in_this_process(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _in_this_process(algo: str, settings: Settings, config: Any, way: Way, rig: RedisRig | None) -> int:
     quiet = Console(quiet=True)
     options = {"lease": redis_faults.LEASE} if rig is not None and way.fault else {}
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(engines.make(settings.engine, way.workers, **options))
         killers: list[Tracker] = []
         if way.fault == "kill-workers" and rig is not None:
-            killers = [stack.enter_context(redis_faults.Faults(rig, engine, settings.iterations or 1))]
+            killers = [stack.enter_context(redis_faults.RedisFaults(rig, engine, settings.iterations or 1))]
             stack.callback(engine.close)  # before the end of the faults, which takes a restarted server along
         elif way.fault == "kill-workers":
             killers = [_Killer(engine)]
@@ -179,7 +179,7 @@ def _kill_one(engine: Engine, tasks_before: int) -> None:
         os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
 
 
-def _under_mpirun(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _under_mpirun(algo: str, settings: Settings, config: Any, way: Way, rig: RedisRig | None) -> int:
     """Train in a job of its own; with the fault, kill its last rank half-way and see it start again."""
     folder = RunDir(Path(settings.runs) / str(settings.name))
     with _training(algo, settings, config) as head:
@@ -190,7 +190,7 @@ def _under_mpirun(algo: str, settings: Settings, config: Any, way: Way, rig: Rig
     return 1 if way.fault else 0
 
 
-def _with_killed_head(algo: str, settings: Settings, config: Any, way: Way, rig: Rig | None) -> int:
+def _with_killed_head(algo: str, settings: Settings, config: Any, way: Way, rig: RedisRig | None) -> int:
     """Train in a process of its own, kill it without warning in the middle, and resume here."""
     folder = RunDir(Path(settings.runs) / str(settings.name))
     with _training(algo, settings, config) as head:

@@ -1,4 +1,4 @@
-"""`shoal worker`, `shoal redis` and runs over them, as a user meets them; and that nothing secret gets out."""
+"""`shoal worker`, `shoal redis` and runs over Redis from the command line; no secret may leak."""
 
 import contextlib
 import re
@@ -17,7 +17,7 @@ import shoal as package
 from shoal.engines.redis import address
 from shoal.engines.redis.local_server import ROLES, LocalServer
 from shoal.runs.folder import RunDir
-from shoal.testing.redis_rig import Rig
+from shoal.testing.redis_rig import RedisRig
 from tests.support import tasks
 from tests.support.cli import ROOT, SMALL, read_until, shoal, start
 from tests.support.docs import commands
@@ -42,7 +42,7 @@ class Home:
         return self.started[-1]
 
     def close(self) -> None:
-        """End what a test that failed has left, so that the next one does not meet it."""
+        """End processes that a failed test left behind."""
         for process in self.started:
             if process.poll() is None:
                 process.kill()
@@ -80,17 +80,17 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     head = home.start(*WALK, "--iterations=4000", "--engine=redis", "--name=mine")
     read_until(worker, "2 of 2 worker(s) working for")
     status, deadline = "", time.monotonic() + 60
-    while not re.search(r"1 +2 +learns", status):  # the head says so with its next heartbeat
+    while not re.search(r"1 +2 +learns", status):  # the next heartbeat writes it
         assert time.monotonic() < deadline, status
         code, status, _ = home.run("redis", "status")
         assert code == 0
     assert re.search(rf"{package.__version__} +2 +2 +[\d.]+ +[\d.]+ s ago +works", status), status
     secret = home.local.address.password.encode()
-    assert secret not in everything_that_others_can_read(home.cwd), "a password got out"
+    assert secret not in everything_that_others_can_read(home.cwd), "a password leaked"
     assert "keys removed" in home.run("redis", "flush")[1]
     run = RunDir(home.cwd / "runs/mine")
     before, deadline = len(run.metrics()), time.monotonic() + 60
-    while len(run.metrics()) < before + 3:  # it goes on by itself
+    while len(run.metrics()) < before + 3:  # the run goes on by itself
         assert time.monotonic() < deadline
         assert head.poll() is None
         time.sleep(0.02)
@@ -161,7 +161,7 @@ def test_messages_are_signed_where_there_is_a_key(tmp_path: Path, monkeypatch: p
     key = tmp_path / "key"
     key.write_text("a secret that is long enough")
     key.chmod(0o600)
-    with Rig(allow=["tests"]) as rig:
+    with RedisRig(allow=["tests"]) as rig:
         rig.add_machine(1)  # has no key
         rig.wait_for_workers(1)
         with package.engine(f"{rig.address}&key_file={key}") as engine:
@@ -174,7 +174,7 @@ def test_messages_are_signed_where_there_is_a_key(tmp_path: Path, monkeypatch: p
         monkeypatch.setenv("SHOAL_KEY_FILE", str(key))
         code, out, _ = shoal("redis", "status", "--redis", rig.address, cwd=tmp_path)
         assert code == 0
-        assert "1 machine(s)" in out, "those without the key are not believed"
+        assert "1 machine(s)" in out, "machines without the key are refused"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
@@ -240,7 +240,7 @@ def test_commands_of_the_guide(home: Home) -> None:
             code, said[words[1]], err = home.run(*words)
             assert code == 0, f"{line}\n{said[words[1]]}\n{err}"
             if words[1] == "start":
-                assert home.run(*words)[0] == 2, "one is enough"
+                assert home.run(*words)[0] == 2, "only one server per user"
         assert re.search(r"Redis runs at redis://127\.0\.0\.1:\d+ \(pid \d+\)", said["start"])
         assert re.search(r"s ago +waits", said["status"])
         assert not home.local.connection_file.exists()
