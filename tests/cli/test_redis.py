@@ -80,11 +80,11 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     head = home.start(*WALK, "--iterations=4000", "--engine=redis", "--name=mine")
     read_until(worker, "2 of 2 worker(s) working for")
     status, deadline = "", time.monotonic() + 60
-    while not re.search(r"1 +2 +learns", status):  # the next heartbeat writes it
+    while not re.search(r"1 +2 +training", status):  # the next heartbeat writes it
         assert time.monotonic() < deadline, status
         code, status, _ = home.run("redis", "status")
         assert code == 0
-    assert re.search(rf"{package.__version__} +2 +2 +[\d.]+ +[\d.]+ s ago +works", status), status
+    assert re.search(rf"{package.__version__} +2 +2 +[\d.]+ +[\d.]+ s ago +working", status), status
     secret = home.local.address.password.encode()
     assert secret not in everything_that_others_can_read(home.cwd), "a password leaked"
     assert "keys removed" in home.run("redis", "flush")[1]
@@ -242,7 +242,7 @@ def test_commands_of_the_guide(home: Home) -> None:
             if words[1] == "start":
                 assert home.run(*words)[0] == 2, "only one server per user"
         assert re.search(r"Redis runs at redis://127\.0\.0\.1:\d+ \(pid \d+\)", said["start"])
-        assert re.search(r"s ago +waits", said["status"])
+        assert re.search(r"s ago +waiting", said["status"])
         assert not home.local.connection_file.exists()
     finally:
         for process in running:
