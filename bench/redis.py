@@ -30,7 +30,7 @@ from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.reports.tables import markdown_table
 from shoal.sampling.tasks import describe
-from shoal.testing.redis_rig import Rig
+from shoal.testing.redis_rig import RedisRig
 
 ENVS = ("LunarLander-v3", "HalfCheetah-v5")
 STRATEGY = es.Config(population=64, hidden=(480, 480), table_size=1 << 20)
@@ -78,7 +78,7 @@ def run(options: Options, say: Say) -> Report:
 
 @contextlib.contextmanager
 def _both(workers: int) -> Iterator[dict[str, Engine]]:
-    with Rig(allow=["bench"]) as rig, contextlib.ExitStack() as stack:
+    with RedisRig(allow=["bench"]) as rig, contextlib.ExitStack() as stack:
         rig.add_machine(workers)
         rig.wait_for_workers(workers)
         yield {
@@ -123,7 +123,7 @@ def _tasks(options: Options, say: Say) -> list[list[str]]:
 def _bytes(machines: int, env: str, say: Say) -> list[str]:
     """Bytes per iteration through the server, with two workers: of lanes, or of generations that send scores back."""
     iterations = 10
-    with Rig(allow=["bench"]) as rig:
+    with RedisRig(allow=["bench"]) as rig:
         for _ in range(machines):
             rig.add_machine(2 // machines)
         rig.wait_for_workers(2)
@@ -142,8 +142,8 @@ def _bytes(machines: int, env: str, say: Say) -> list[str]:
     return [what, "", f"{into:,.0f} in, {out:,.0f} out", ""]
 
 
-def _traffic(rig: Rig) -> tuple[int, int]:
-    with rig.link() as link:
+def _traffic(rig: RedisRig) -> tuple[int, int]:
+    with rig.connection() as link:
         found: Any = link.info("stats")
     return found["total_net_input_bytes"], found["total_net_output_bytes"]
 
@@ -158,7 +158,7 @@ def _sleepers(options: Options, say: Say) -> list[str]:
 
 def use(count: int, naps: int, seconds: float) -> float:
     """Share of the time in which pretended workers sleep, each `naps` times; neither the start nor the end counts."""
-    with Rig() as rig:
+    with RedisRig() as rig:
         command = module_command("bench.sleepers", rig.address, str(count))
         sleepers = subprocess.Popen(command, env=shoal_environment())
         try:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from shoal.engines import wire
 from shoal.engines.fingerprint import fingerprint
-from shoal.engines.redis.address import find
+from shoal.engines.redis.address import find_server
 from shoal.engines.redis.supervisor import Supervisor
 from shoal.engines.remote import Event, Heard, Received
 from shoal.engines.wire import Kind, Message
@@ -94,7 +94,7 @@ class Sleepers:
 def main() -> None:
     """Sleep until killed."""
     address, count = sys.argv[1], int(sys.argv[2])
-    Supervisor(find(address), count, [__spec__.name], timeout=5.0, processes=Sleepers(count)).serve()
+    Supervisor(find_server(address), count, [__spec__.name], timeout=5.0, processes=Sleepers(count)).serve()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""The command `redis`: a server for workers that come and go."""
+"""The command `redis`: a server for workers that join and leave at any time."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,23 +11,37 @@ from shoal.cli.worker import ServerArgs
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    import redis as redis_py
-
-    from shoal.engines.redis.address import Address
+    from shoal.commands.redis import RedisStatus
+    from shoal.engines.redis.records import HeadRecord, MachineRecord
 
 
 @dataclass(frozen=True)
 class StartArgs:
-    """Start a server on this machine: loopback only, with a new password, nothing kept on disk."""
+    """Start a Redis server on this machine: loopback only, with a new password, and no data on disk."""
 
     port: int | None = None
-    """Its port; a free one unless told."""
+    """Port (default: a free one)."""
     acl: bool = False
-    """Make a user for each role (head, worker, admin), which may do no more than that role needs."""
+    """Create a user for each role (head, worker, admin) with only the permissions that the role needs."""
+
+
+@dataclass(frozen=True)
+class StatusArgs(ServerArgs):
+    """Show the machines and runs on a server."""
+
+
+@dataclass(frozen=True)
+class FlushArgs(ServerArgs):
+    """Remove all of Shoal's keys from a server. Heads and workers connect again by themselves; no result is lost."""
+
+
+@dataclass(frozen=True)
+class StopArgs:
+    """Stop the server that `shoal redis start` started. Workers wait until it is back, or until you stop them."""
 
 
 def redis(words: list[str]) -> int:
-    """A server of one's own, and what is on a server."""
+    """Run `shoal redis start`, `status`, `flush` or `stop`."""
     actions: dict[str, Callable[[list[str]], int]] = {
         "start": _start,
         "status": _status,
@@ -38,9 +51,9 @@ def redis(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print("usage: shoal redis start|status|flush|stop\n")
         print("  start    start a server on this machine, with safe settings")
-        print("  status   which machines and runs there are")
-        print("  flush    forget everything; heads and workers begin anew by themselves")
-        print("  stop     stop the server that was started here")
+        print("  status   show the machines and runs on a server")
+        print("  flush    remove all of Shoal's data from a server; heads and workers connect again by themselves")
+        print("  stop     stop the server that was started on this machine")
         return 0 if words else 2
     if words[0] not in actions:
         raise UsageError(f"there is no `shoal redis {words[0]}`, only {', '.join(actions)}")
@@ -48,118 +61,62 @@ def redis(words: list[str]) -> int:
 
 
 def _start(words: list[str]) -> int:
-    wanted = parse(StartArgs, words, "redis start")
-    from shoal.engines.redis.address import folder
-    from shoal.engines.redis.local import ROLES, Local
+    args = parse(StartArgs, words, "redis start")
+    from shoal.commands.redis import start_server
 
     out = console()
-    local = Local(folder())
-    if local.running():
-        raise UsageError(f"a server is running at {local.address.url} already. To stop it, type: shoal redis stop")
-    if wanted.port is not None and not 0 < wanted.port < 2**16:
-        raise UsageError(f"port must be in 1..65535, not {wanted.port}")
-    local.configure(wanted.port, wanted.acl)
-    process = local.launch(detached=True)
-    process.returncode = 0  # it is not this process's to wait for
-    url = local.address.url
-    say(out, f"Redis runs at {url} (pid {process.pid}); its password is in {local.connection_file}")
-    if wanted.acl:
-        for role in ROLES:
-            role_url = url.replace("admin@", f"{role}@")
-            say(out, f"  {role:6} {role_url}?password_file={local.password_file(role)}")
-    say(
-        out,
-        "To work for runs, type:  shoal worker\nTo start a run, type:    shoal train ppo CartPole-v1 --engine redis",
-    )
+    started = start_server(args.port, args.acl)
+    say(out, f"Redis runs at {started.url} (pid {started.pid}); its password is in {started.connection_file}")
+    for role, url in started.role_urls.items():
+        say(out, f"  {role:6} {url}")
+    say(out, "To offer workers:  shoal worker\nTo start a run:    shoal train ppo CartPole-v1 --engine redis")
     return 0
-
-
-@dataclass(frozen=True)
-class StatusArgs(ServerArgs):
-    """Which machines and runs are on a server."""
 
 
 def _status(words: list[str]) -> int:
     server = parse(StatusArgs, words, "redis status").find()
-    from shoal.engines.redis import fleet
-    from shoal.engines.redis.envelope import Refusals
+    from shoal.commands.redis import read_status
 
     out = console()
-    with _connected(server) as link:
-        records = fleet.Fleet(link, server.key, Refusals())
-        machines, runs = records.machines(), records.runs()
-        ages = {machine.id: fleet.LEASE - int(link.pttl(fleet.machine_key(machine.id))) / 1000 for machine in machines}
-    rows = [["host", "pid", "version", "workers", "at work", "tasks/s", "last heartbeat", "state"]]
-    for machine in machines:
-        busy = sum(bool(slot.run) for slot in machine.slots)
-        state = "works" if busy else "waits"
-        notes = [f"refused by {run}: {why}" for run, why in machine.refused_by.items()]
-        notes += [f"refused {machine.refusals} messages"] if machine.refusals else []
-        rows.append(
-            [
-                machine.host, str(machine.pid), machine.version, str(len(machine.slots)), str(busy),
-                f"{machine.speed:.1f}", f"{max(ages[machine.id], 0):.1f} s ago", "; ".join([state, *notes]),
-            ]
-        )  # fmt: skip
-    say(out, f"{server.url}: {len(machines)} machine(s), {len(runs)} run(s)")
-    if machines:
-        table(out, rows)
-    if runs:
-        states = {True: "learns", False: "waits for workers"}
-        table(
-            out,
-            [["run", "host", "pid", "version", "epoch", "workers", "state"]]
-            + [
-                [run.id, run.host, str(run.pid), run.version, str(run.epoch), str(run.have), states[run.started]]
-                for run in runs
-            ],
-        )
+    status = read_status(server)
+    say(out, f"{server.url}: {len(status.machines)} machine(s), {len(status.heads)} run(s)")
+    if status.machines:
+        header = ["host", "pid", "version", "workers", "busy", "tasks/s", "last heartbeat", "state"]
+        table(out, [header, *(_machine_row(machine, status) for machine in status.machines)])
+    if status.heads:
+        header = ["run", "host", "pid", "version", "epoch", "workers", "state"]
+        table(out, [header, *(_run_row(head) for head in status.heads)])
     return 0
 
 
-@contextlib.contextmanager
-def _connected(server: Address) -> Iterator[redis_py.Redis]:
-    """A connection for a command, whose failure is said in words."""
-    import redis as redis_py
-
-    from shoal.engines.redis.address import cannot_reach
-
-    link = server.open(5.0)
-    try:
-        yield link
-    except (redis_py.RedisError, OSError) as error:
-        raise UsageError(cannot_reach(server, error)) from None
-    finally:
-        link.close()
+def _machine_row(machine: MachineRecord, status: RedisStatus) -> list[str]:
+    busy = sum(bool(worker.run) for worker in machine.workers)
+    state = ["working" if busy else "waiting"]
+    state += [f"refused by {run}: {why}" for run, why in machine.refused_by.items()]
+    state += [f"refused {machine.refusals} messages"] if machine.refusals else []
+    return [
+        machine.host, str(machine.pid), machine.version, str(len(machine.workers)), str(busy),
+        f"{machine.speed:.1f}", f"{max(status.ages[machine.id], 0):.1f} s ago", "; ".join(state),
+    ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FlushArgs(ServerArgs):
-    """Remove all that Shoal has put on a server. Heads and workers begin anew by themselves; nothing is lost."""
+def _run_row(head: HeadRecord) -> list[str]:
+    state = "training" if head.started else "waiting for workers"
+    return [head.id, head.host, str(head.pid), head.version, str(head.epoch), str(head.have), state]
 
 
 def _flush(words: list[str]) -> int:
     server = parse(FlushArgs, words, "redis flush").find()
-    from shoal.engines.redis.local import flush
+    from shoal.commands.redis import flush_server
 
     out = console()
-    with _connected(server) as link:
-        say(out, f"{flush(link)} keys removed from {server.url}; workers go back to waiting")
+    say(out, f"{flush_server(server)} keys removed from {server.url}; heads and workers connect again by themselves")
     return 0
-
-
-@dataclass(frozen=True)
-class StopArgs:
-    """Stop the server that `shoal redis start` started. Workers wait for it to come back, or for you to stop them."""
 
 
 def _stop(words: list[str]) -> int:
     parse(StopArgs, words, "redis stop")
-    from shoal.engines.redis.address import folder
-    from shoal.engines.redis.local import Local
+    from shoal.commands.redis import stop_server
 
-    local = Local(folder())
-    url = local.address.url
-    local.stop()
-    say(console(), f"the server at {url} has stopped")
+    say(console(), f"the server at {stop_server()} has stopped")
     return 0

@@ -17,48 +17,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerArgs:
-    """Which server, and how to get in."""
+    """Which Redis server to use, and how to log in."""
 
     redis: str | None = None
-    """Address of the server, redis://HOST:PORT; SHOAL_REDIS_URL or the one of `shoal redis start` unless told."""
+    """Address of the server, redis://HOST:PORT (default: SHOAL_REDIS_URL, or the server of `shoal redis start`)."""
     password_file: str = ""
-    """File with the password, which only you can read; SHOAL_REDIS_PASSWORD_FILE unless told."""
+    """File with the password, readable only by you (default: SHOAL_REDIS_PASSWORD_FILE)."""
     ca_file: str = ""
-    """File of certificates to check the server by, with rediss://; SHOAL_REDIS_CA_FILE unless told."""
+    """CA certificates to verify a rediss:// server with (default: SHOAL_REDIS_CA_FILE)."""
     key_file: str = ""
-    """File with the key that messages are signed with, the same everywhere; SHOAL_KEY_FILE unless told."""
+    """File with the key that signs messages, the same on all machines (default: SHOAL_KEY_FILE)."""
     timeout: float = 5.0
-    """Seconds without an answer from the server after which the connection is made anew."""
+    """Seconds without an answer from the server after which to reconnect."""
 
     def find(self) -> Address:
-        """The server."""
-        from shoal.engines.redis.address import find
+        """Find the server that the flags name."""
+        from shoal.engines.redis.address import find_server
 
-        files = {name: getattr(self, name) for name in ("password_file", "ca_file", "key_file")}
-        return find(self.redis, files=files)
+        files = {"password_file": self.password_file, "ca_file": self.ca_file, "key_file": self.key_file}
+        return find_server(self.redis, files=files)
 
 
 @dataclass(frozen=True)
 class WorkerArgs(ServerArgs):
-    """Work for whatever runs there are, from now until you stop it. Waits where there are none."""
+    """Offer workers to all runs on a Redis server until you stop the command. Waits while there is no run."""
 
     workers: int | None = None
-    """How many processes; one per core unless told."""
+    """Number of worker processes (default: one per core)."""
     allow: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Module whose functions and environments workers may use, beside Shoal's own tasks; may be given several times.
+    """Module whose functions and environments workers may use, in addition to Shoal's own; may be given several times.
     __main__ allows scripts of heads on this machine."""
 
 
 def worker(words: list[str]) -> int:
-    """Work."""
-    wanted = parse(WorkerArgs, words, "worker")
+    """Run the workers of this machine until a signal."""
+    args = parse(WorkerArgs, words, "worker")
     from shoal.base.host import available_cores
     from shoal.engines.redis.supervisor import Supervisor
 
-    problems = validation.field_problems(wanted, at_least_one=("workers",), above_zero=("timeout",))
+    problems = validation.field_problems(args, at_least_one=("workers",), above_zero=("timeout",))
     if problems:
         raise UsageError(problems)
     console()
-    machine = Supervisor(wanted.find(), wanted.workers or available_cores(), wanted.allow, wanted.timeout)
+    supervisor = Supervisor(args.find(), args.workers or available_cores(), args.allow, args.timeout)
     with signals.listening():
-        machine.serve()
+        supervisor.serve()

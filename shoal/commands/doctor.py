@@ -19,7 +19,7 @@ from shoal.engines.fingerprint import fingerprint
 from shoal.errors import ShoalError
 from shoal.sampling import tasks
 from shoal.spmd.launching import mpirun
-from shoal.testing.redis_rig import Rig
+from shoal.testing.redis_rig import RedisRig
 
 # package -> (a module to try, pip command)
 _EXTRAS = {
@@ -73,7 +73,7 @@ def _place(name: str) -> Iterator[tuple[str, int | None]]:
     if name != "redis":
         yield name, None
         return
-    with Rig() as rig:
+    with RedisRig() as rig:
         rig.add_machine(1)
         rig.wait_for_workers(1)
         yield rig.address, 1

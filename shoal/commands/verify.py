@@ -28,7 +28,7 @@ from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, located
 from shoal.runs.track import Tracker
 from shoal.testing import redis_faults
-from shoal.testing.redis_rig import Rig
+from shoal.testing.redis_rig import RedisRig
 
 _DEADLINE = 600.0  # seconds for a head that is to be killed to get that far
 
@@ -47,7 +47,7 @@ class Way:
     def __str__(self) -> str:
         text = _label(self.engine, self.workers)
         if self.fault == "kill-workers":
-            killed = {"mpi": "a rank killed half-way", "redis": redis_faults.WHAT}
+            killed = {"mpi": "a rank killed half-way", "redis": redis_faults.DESCRIPTION}
             return f"{text}, {killed.get(self.engine, 'a worker killed each iteration')}"
         return text if self.then is None else f"{text}, head killed, resumed on {_label(*self.then)}"
 
@@ -115,20 +115,20 @@ def verify(spec: RunSpec, todo: Sequence[Way], report: Callable[[Outcome], None]
     return ""
 
 
-def _runner(way: Way) -> Callable[[RunSpec, Way, Rig | None], int]:
+def _runner(way: Way) -> Callable[[RunSpec, Way, RedisRig | None], int]:
     if way.then is not None:
         return _with_killed_head
     return _under_mpirun if way.engine == "mpi" else _in_this_process
 
 
 @contextlib.contextmanager
-def _rig(way: Way, env: str) -> Iterator[Rig | None]:
+def _rig(way: Way, env: str) -> Iterator[RedisRig | None]:
     """A Redis server and workers of its own, for a way that needs them."""
     if "redis" not in (way.engine, way.then and way.then[0]):
         yield None
         return
     module, _, _ = env.rpartition(":")
-    with Rig(allow=[module] if module else []) as rig:
+    with RedisRig(allow=[module] if module else []) as rig:
         count = (way.workers if way.engine == "redis" else way.then and way.then[1]) or available_cores()
         for machine in filter(None, (count - count // 2, count // 2)):  # two, to have something between them
             rig.add_machine(machine)
@@ -136,18 +136,18 @@ def _rig(way: Way, env: str) -> Iterator[Rig | None]:
         yield rig
 
 
-def _address(engine: str, rig: Rig | None) -> str:
+def _address(engine: str, rig: RedisRig | None) -> str:
     return rig.address if engine == "redis" and rig is not None else engine
 
 
-def _in_this_process(spec: RunSpec, way: Way, rig: Rig | None) -> int:
+def _in_this_process(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
     quiet = Console(quiet=True)
     options = {"lease": redis_faults.LEASE} if rig is not None and way.fault else {}
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(engines.make(spec.settings.engine, way.workers, **options))
         killers: list[Tracker] = []
         if way.fault == "kill-workers" and rig is not None:
-            killers = [stack.enter_context(redis_faults.Faults(rig, engine, spec.settings.iterations or 1))]
+            killers = [stack.enter_context(redis_faults.RedisFaults(rig, engine, spec.settings.iterations or 1))]
             stack.callback(engine.close)  # before the end of the faults, which takes a restarted server along
         elif way.fault == "kill-workers":
             killers = [_Killer(engine)]
@@ -184,7 +184,7 @@ def _kill_one(engine: Engine, tasks_before: int) -> None:
         os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
 
 
-def _under_mpirun(spec: RunSpec, way: Way, rig: Rig | None) -> int:
+def _under_mpirun(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
     """Train in a job of its own; with the fault, kill its last rank half-way and see it start again."""
     folder = RunDir(Path(spec.settings.runs) / str(spec.settings.name))
     with _training(spec) as head:
@@ -195,7 +195,7 @@ def _under_mpirun(spec: RunSpec, way: Way, rig: Rig | None) -> int:
     return 1 if way.fault else 0
 
 
-def _with_killed_head(spec: RunSpec, way: Way, rig: Rig | None) -> int:
+def _with_killed_head(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
     """Train in a process of its own, kill it without warning in the middle, and resume here."""
     folder = RunDir(Path(spec.settings.runs) / str(spec.settings.name))
     with _training(spec) as head:

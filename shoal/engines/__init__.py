@@ -41,7 +41,7 @@ def engine_problems(engine: str, workers: int | None, options: Mapping[str, obje
         hint = f"Did you mean {near[0]}? " if near else ""
         problems.append(f"there is no engine {name!r}. {hint}Engines: {', '.join(ENGINES)}")
     if name == "redis" and address is not None:
-        from shoal.engines.redis.address import problems as address_problems
+        from shoal.engines.redis.address import address_problems
 
         problems += address_problems(address)
     if workers is not None and workers < 1:

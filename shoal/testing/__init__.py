@@ -1,1 +1,1 @@
-"""Help for tests: a Redis server and workers of one's own, faults to inject."""
+"""Redis for tests: a server with workers on this machine (`redis_rig`), and faults to inject (`redis_faults`)."""

@@ -1,4 +1,11 @@
-"""Everything that can go wrong between a head and its workers, made to happen: for `shoal verify`."""
+"""Faults between a head and its workers on Redis, for `shoal verify` and tests.
+
+with RedisRig() as rig:
+    rig.add_machine(workers=2)
+    with shoal.engine(rig.address, lease=LEASE) as engine, RedisFaults(rig, engine, iterations=10) as faults:
+        run.train(..., engine=engine, trackers=[faults])
+        engine.close()  # now: a server that was restarted ends with the faults
+"""
 
 from __future__ import annotations
 
@@ -8,76 +15,84 @@ import queue
 import signal
 import threading
 import time
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Self
 
 from shoal.engines.base import Engine
 from shoal.runs.metrics import MetricsRow
-from shoal.testing.redis_rig import Rig
+from shoal.testing.redis_rig import RedisRig
 
-WHAT = "workers killed, stopped and added each iteration, the server restarted and flushed"
+DESCRIPTION = "workers killed, stopped and added each iteration, the server restarted and flushed"
+"""What `RedisFaults` does, for reports."""
 LEASE = 4.0
-"""Seconds after which a head that is tried so gives up on a worker that was stopped."""
-_WITHIN = 20.0  # seconds for something to happen that the next fault waits for
+"""A lease in seconds for the engine under test, so that it soon gives up workers that were stopped."""
+_WITHIN = 20.0  # seconds to wait for the condition of the next fault
 
 
-class Faults:
-    """A tracker that in each iteration, once its first task is done, kills a worker, stops one and adds one.
+class RedisFaults:
+    """A tracker that injects faults into each iteration once its first task is done.
 
-    In one iteration it also kills and restarts the server, in one it flushes it.
+    Each time it adds a machine, kills a worker and stops (SIGSTOP) another. In iteration 2 it also restarts the server,
+    in iteration 3 it flushes it; a shorter run has these faults in its last iteration.
     """
 
-    def __init__(self, rig: Rig, engine: Engine, iterations: int) -> None:
+    def __init__(self, rig: RedisRig, engine: Engine, iterations: int) -> None:
         self._rig, self._engine = rig, engine
         self._restart_in, self._flush_in = min(2, iterations), min(3, iterations)
-        self._todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        # One thread for all: what it starts ends with it.
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._iterations: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # those that have begun
+        # One thread for all faults: processes that it starts end with it.
+        self._thread = threading.Thread(target=self._inject_all, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._todo.put(1)
+        self._iterations.put(1)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._todo.put(None)
+        self._iterations.put(None)
         self._thread.join()
 
     def write(self, metrics: MetricsRow) -> None:
-        """An iteration is over, so the next one begins."""
-        self._todo.put(metrics["iteration"] + 1)
+        self._iterations.put(metrics["iteration"] + 1)
 
     def close(self) -> None:
-        """No more."""
+        pass
 
-    def _work(self) -> None:
-        while (iteration := self._todo.get()) is not None:
-            before = self._engine.telemetry().tasks
-            self._wait(lambda before=before: self._engine.telemetry().tasks > before)
-            if not self._todo.empty():
-                continue  # the iteration is over already, or the run is
-            self._rig.add_machine(1)
-            killed = self._hit(signal.SIGKILL, spare=0)
-            self._hit(signal.SIGSTOP, spare=killed)
-            if iteration == self._restart_in:
-                self._rig.restart_server()
-            if iteration == self._flush_in:
-                self._rig.flush()
+    def _inject_all(self) -> None:
+        while (iteration := self._iterations.get()) is not None:
+            self._wait_for_task(self._engine.telemetry().tasks)
+            if self._iterations.empty():  # otherwise the iteration, or the run, is already over
+                self._inject(iteration)
 
-    def _hit(self, number: int, spare: int) -> int:
-        """Send a signal to the oldest worker of the run but one, and say which it was."""
+    def _wait_for_task(self, before: int) -> None:
+        self._wait(lambda: self._engine.telemetry().tasks > before)
+
+    def _inject(self, iteration: int) -> None:
+        self._rig.add_machine(1)
+        killed = self._signal_worker(signal.SIGKILL, spare=0)
+        self._signal_worker(signal.SIGSTOP, spare=killed)
+        if iteration == self._restart_in:
+            self._rig.restart_server()
+        if iteration == self._flush_in:
+            self._rig.flush()
+
+    def _signal_worker(self, number: int, spare: int) -> int:
+        """Send a signal to the run's oldest worker other than `spare`, and return its process id; 0 if none is left."""
         found: list[int] = []
 
-        def there() -> bool:
+        def any_worker() -> bool:
             found[:] = [pid for pid in self._engine.pids if pid != spare]
             return bool(found)
 
-        self._wait(there)
-        if found:
-            with contextlib.suppress(ProcessLookupError):  # it is gone already
-                os.kill(found[0], number)
-        return found[0] if found else 0
+        self._wait(any_worker)
+        if not found:
+            return 0
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(found[0], number)
+        return found[0]
 
-    def _wait(self, holds: Any) -> None:
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition holds, the iteration is over, or time is up."""
         deadline = time.monotonic() + _WITHIN
-        while not holds() and self._todo.empty() and time.monotonic() < deadline:
+        while not holds() and self._iterations.empty() and time.monotonic() < deadline:
             time.sleep(0.002)

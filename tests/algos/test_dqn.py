@@ -16,7 +16,8 @@ import optax
 import pytest
 
 from shoal import engines
-from shoal.algos import Step, dqn
+from shoal.algos import dqn
+from shoal.algos.base import Step
 from shoal.base.trees import digest
 from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec

@@ -1,4 +1,4 @@
-"""`shoal worker`, `shoal redis` and runs over them, as a user meets them; and that nothing secret gets out."""
+"""`shoal worker`, `shoal redis` and runs over Redis from the command line; no secret may leak."""
 
 import contextlib
 import re
@@ -15,9 +15,9 @@ import redis
 
 import shoal as package
 from shoal.engines.redis import address
-from shoal.engines.redis.local import ROLES, Local
+from shoal.engines.redis.local_server import ROLES, LocalServer
 from shoal.runs.folder import RunDir
-from shoal.testing.redis_rig import Rig
+from shoal.testing.redis_rig import RedisRig
 from tests.support import tasks
 from tests.support.cli import ROOT, SMALL, read_until, shoal, start
 from tests.support.docs import commands
@@ -31,7 +31,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.variables = {"XDG_STATE_HOME": str(path / "state")}
         self.cwd = path
-        self.local = Local(address.folder(self.variables))
+        self.local = LocalServer(address.state_folder(self.variables))
         self.started: list[subprocess.Popen[str]] = []
 
     def run(self, *words: str) -> tuple[int, str, str]:
@@ -42,7 +42,7 @@ class Home:
         return self.started[-1]
 
     def close(self) -> None:
-        """End what a test that failed has left, so that the next one does not meet it."""
+        """End processes that a failed test left behind."""
         for process in self.started:
             if process.poll() is None:
                 process.kill()
@@ -78,19 +78,19 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     worker = home.start("worker", "--workers=2", "--allow=tests")
     read_until(worker, "2 worker(s) at redis://127.0.0.1")
     head = home.start(*WALK, "--iterations=4000", "--engine=redis", "--name=mine")
-    read_until(worker, "2 of 2 worker(s) at work for")
+    read_until(worker, "2 of 2 worker(s) working for")
     status, deadline = "", time.monotonic() + 60
-    while not re.search(r"1 +2 +learns", status):  # the head says so with its next heartbeat
+    while not re.search(r"1 +2 +training", status):  # the next heartbeat writes it
         assert time.monotonic() < deadline, status
         code, status, _ = home.run("redis", "status")
         assert code == 0
-    assert re.search(rf"{package.__version__} +2 +2 +[\d.]+ +[\d.]+ s ago +works", status), status
+    assert re.search(rf"{package.__version__} +2 +2 +[\d.]+ +[\d.]+ s ago +working", status), status
     secret = home.local.address.password.encode()
-    assert secret not in everything_that_others_can_read(home.cwd), "a password got out"
+    assert secret not in everything_that_others_can_read(home.cwd), "a password leaked"
     assert "keys removed" in home.run("redis", "flush")[1]
     run = RunDir(home.cwd / "runs/mine")
     before, deadline = len(run.metrics()), time.monotonic() + 60
-    while len(run.metrics()) < before + 3:  # it goes on by itself
+    while len(run.metrics()) < before + 3:  # the run goes on by itself
         assert time.monotonic() < deadline
         assert head.poll() is None
         time.sleep(0.02)
@@ -98,7 +98,7 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     out, err = head.communicate(timeout=20)
     assert head.returncode == 130, out + err
     assert "saved iteration" in out
-    read_until(worker, "wait for a run")
+    read_until(worker, "waiting for a run")
     worker.terminate()
     rest, err = worker.communicate(timeout=20)
     assert worker.returncode == 143
@@ -113,8 +113,11 @@ def test_a_run_that_workers_join_and_leave(home: Home) -> None:
     ("words", "message"),
     [
         (["worker", "--redis", "redis://me:hunter2@127.0.0.1:1"], "process list.*password_file=FILE"),
-        (["train", "trpo", "CartPole-v1", "--engine", "redis://127.0.0.1:1"], "no Redis server at.*shoal redis start"),
-        (["redis", "status", "--redis", "redis://127.0.0.1:1"], "no Redis server at"),
+        (
+            ["train", "trpo", "CartPole-v1", "--engine", "redis://127.0.0.1:1"],
+            "no Redis server answers.*shoal redis start",
+        ),
+        (["redis", "status", "--redis", "redis://127.0.0.1:1"], "no Redis server answers at"),
     ],
 )
 def test_mistakes(words: list[str], message: str, home: Home) -> None:
@@ -135,18 +138,18 @@ def test_roles_may_do_what_they_need_and_nothing_else(home: Home) -> None:
         with package.engine(urls["head"]) as engine:
             values = engine.share([1, 2])
             assert engine.map(tasks.add, [[0]] * 20, values) == [[0, 1, 2]] * 20
-        read_until(worker, "wait for a run")
+        read_until(worker, "waiting for a run")
     finally:
         worker.terminate()
         worker.communicate(timeout=20)
     nowhere = {"XDG_STATE_HOME": str(home.cwd / "nothing")}
     for role in ("head", "worker"):
-        link = address.find(urls[role], nowhere).open(5.0)
+        link = address.find_server(urls[role], nowhere).open(5.0)
         for command in ("EVAL x 0", "CONFIG GET *", "FLUSHALL", "KEYS *", "SET other 1", "SHUTDOWN"):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 link.execute_command(*command.split())
         link.close()
-    link = address.find(urls["worker"], nowhere).open(5.0)
+    link = address.find_server(urls["worker"], nowhere).open(5.0)
     with pytest.raises(redis.exceptions.NoPermissionError):
         link.set("shoal:run:mine", b"")
     link.close()
@@ -158,7 +161,7 @@ def test_messages_are_signed_where_there_is_a_key(tmp_path: Path, monkeypatch: p
     key = tmp_path / "key"
     key.write_text("a secret that is long enough")
     key.chmod(0o600)
-    with Rig(allow=["tests"]) as rig:
+    with RedisRig(allow=["tests"]) as rig:
         rig.add_machine(1)  # has no key
         rig.wait_for_workers(1)
         with package.engine(f"{rig.address}&key_file={key}") as engine:
@@ -171,12 +174,12 @@ def test_messages_are_signed_where_there_is_a_key(tmp_path: Path, monkeypatch: p
         monkeypatch.setenv("SHOAL_KEY_FILE", str(key))
         code, out, _ = shoal("redis", "status", "--redis", rig.address, cwd=tmp_path)
         assert code == 0
-        assert "1 machine(s)" in out, "those without the key are not believed"
+        assert "1 machine(s)" in out, "machines without the key are refused"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_tls_and_unix_sockets(tmp_path: Path) -> None:
-    local = Local(tmp_path / "server")
+    local = LocalServer(tmp_path / "server")
     local.configure()
     files = {"crt": tmp_path / "a.crt", "key": tmp_path / "a.key"}
     subprocess.run(
@@ -188,7 +191,7 @@ def test_tls_and_unix_sockets(tmp_path: Path) -> None:
     port = local.address.port
     with conf.open("a") as file:
         file.write(f"tls-cert-file {files['crt']}\ntls-key-file {files['key']}\ntls-auth-clients no\n")
-    from shoal.engines.redis.local import free_port
+    from shoal.engines.redis.local_server import free_port
 
     tls = free_port()
     path = tmp_path / "redis.sock"
@@ -237,9 +240,9 @@ def test_commands_of_the_guide(home: Home) -> None:
             code, said[words[1]], err = home.run(*words)
             assert code == 0, f"{line}\n{said[words[1]]}\n{err}"
             if words[1] == "start":
-                assert home.run(*words)[0] == 2, "one is enough"
+                assert home.run(*words)[0] == 2, "only one server per user"
         assert re.search(r"Redis runs at redis://127\.0\.0\.1:\d+ \(pid \d+\)", said["start"])
-        assert re.search(r"s ago +waits", said["status"])
+        assert re.search(r"s ago +waiting", said["status"])
         assert not home.local.connection_file.exists()
     finally:
         for process in running:

@@ -51,10 +51,10 @@ def test_start_from_a_saved_policy_and_resume(tmp_path: Path) -> None:
     [
         (["train", "es", WALK, "--from=nobody", "--population=7"], "population must be even, there is no run 'nobody'"),
         (["train", "es", WALK, "--from=none.safetensors"], "none.safetensors of --from"),
-        (["train", "es", "CartPole-v1", "--vector=gymnasium"], "vector goes only with"),
+        (["train", "es", "CartPole-v1", "--vector=gymnasium"], "vector requires --batch fragments"),
         (
             ["train", "ppo", "CartPole-v1", "--batch=episodes", "--lr-schedule=linear", "--iterations=6"],
-            "nobody knows before how many 6 iterations of whole episodes take: give --steps N",
+            "how many 6 iterations of whole episodes take is not known in advance: use --steps N",
         ),
         (["train", "ppo", WALK, "--memory=lstm"], "Unrecognized"),
     ],

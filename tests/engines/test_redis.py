@@ -1,4 +1,4 @@
-"""Redis for real: the contract on a server and machines of its own, and what happens when each of them fails."""
+"""The engine contract on a real Redis server with its own machines, and what happens when each of them fails."""
 
 import os
 import pickle
@@ -20,13 +20,13 @@ import shoal
 from shoal.algos import trpo
 from shoal.commands.verify import flags
 from shoal.engines import wire
-from shoal.engines.redis import fleet
 from shoal.engines.redis.envelope import Header, Refusals, seal
+from shoal.engines.redis.records import RUNS, HeadRecord, MachineRecord, Registry, head_inbox, machine_inbox, run_key
 from shoal.engines.wire import Kind
 from shoal.runs import run
 from shoal.runs.folder import RunDir
 from shoal.runs.spec import RunSpec
-from shoal.testing.redis_rig import Rig
+from shoal.testing.redis_rig import RedisRig
 from tests.engines.contract import WorkersContract
 from tests.support import tasks
 from tests.support.cli import shoal as cli
@@ -46,21 +46,21 @@ def digests(cwd: Path, name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig() -> Iterator[RedisRig]:
     """Two machines with three workers."""
-    with Rig(allow=["tests"]) as own:
+    with RedisRig(allow=["tests"]) as own:
         own.add_machine(2)
         own.add_machine(1)
         own.wait_for_workers(3)
         yield own
-        children = [child for machine in own.machines for child in psutil.Process(machine.pid).children()]
+        children = [child for machine in own.supervisors for child in psutil.Process(machine.pid).children()]
         assert children
     assert not psutil.wait_procs(children, timeout=15)[1]
 
 
 @pytest.fixture(autouse=True)
 def no_leftovers() -> Iterator[None]:
-    """Instead of the one for all tests: here machines outlive a test, with ever new workers."""
+    """Replaces the fixture of all tests: here machines outlive a test, and replace their workers."""
     before = psutil.Process().children()
     yield
     assert len(psutil.Process().children()) <= len(before)
@@ -68,7 +68,7 @@ def no_leftovers() -> Iterator[None]:
 
 class TestRedis(WorkersContract):
     @pytest.fixture(autouse=True)
-    def _on(self, rig: Rig) -> None:
+    def _on(self, rig: RedisRig) -> None:
         self.rig = rig
 
     def make(self, **options: Any) -> shoal.Engine:
@@ -83,7 +83,7 @@ def started(marker: Path) -> None:
     until(marker.exists)
 
 
-def test_server_that_is_killed_and_comes_back(rig: Rig, tmp_path: Path) -> None:
+def test_server_that_is_killed_and_comes_back(rig: RedisRig, tmp_path: Path) -> None:
     with shoal.engine(rig.address, 3) as engine:
         values = engine.share(np.ones(10))
         assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
@@ -94,64 +94,64 @@ def test_server_that_is_killed_and_comes_back(rig: Rig, tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         assert [future.result(60) for future in futures] == ["went", "went"]
         assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0], "shared values are sent again"
-        assert engine.telemetry().lost_workers == 0, "nobody is to blame"
+        assert engine.telemetry().lost_workers == 0, "no worker is to blame"
 
 
-def test_server_that_forgets_everything(rig: Rig, tmp_path: Path) -> None:
+def test_server_that_forgets_everything(rig: RedisRig, tmp_path: Path) -> None:
     with shoal.engine(rig.address, 3) as engine:
         values = engine.share(np.ones(10))
         assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
         for turn in range(4):  # more often than a task may lose workers by its own fault
             future = engine.submit(tasks.until, str(tmp_path / f"on{turn}"), str(tmp_path / f"go{turn}"))
             started(tmp_path / f"on{turn}")
-            with rig.link() as link:
+            with rig.connection() as link:
                 link.flushall()
             (tmp_path / f"go{turn}").touch()
             assert future.result(60) == "went"
         assert engine.map(tasks.total, range(3), values) == [10.0, 11.0, 12.0]
 
 
-def test_what_the_server_forgets_on_the_way_is_sent_again(rig: Rig) -> None:
+def test_what_the_server_forgets_on_the_way_is_sent_again(rig: RedisRig) -> None:
     with shoal.engine(rig.address, 3) as engine:
-        for machine in rig.machines:
+        for machine in rig.supervisors:
             machine.send_signal(signal.SIGSTOP)
-        with rig.link() as link:
-            lists = [fleet.outbox(machine.id) for machine in rig.fleet()]
+        with rig.connection() as link:
+            lists = [machine_inbox(machine.id) for machine in rig.machines()]
             for name in lists:
                 link.rpush(name, *[b"in the way"] * 1000)  # a machine that was waiting is given some of these at once
             before = sum(map(link.llen, lists))
             futures = [engine.submit(tasks.echo, number) for number in range(6)]
             until(lambda: sum(map(link.llen, lists)) >= before + 3)
             link.flushall()
-        for machine in rig.machines:
+        for machine in rig.supervisors:
             machine.send_signal(signal.SIGCONT)
         assert [future.result(60) for future in futures] == list(range(6))
 
 
 def test_machine_that_is_killed_or_frozen(tmp_path: Path) -> None:
-    with Rig(allow=["tests"]) as rig:
+    with RedisRig(allow=["tests"]) as rig:
         rig.add_machine(1)
         with shoal.engine(rig.address, 1, lease=2.0) as engine:
             for number, signal_ in enumerate((signal.SIGKILL, signal.SIGSTOP)):
                 future = engine.submit(tasks.until, str(tmp_path / f"on{number}"), str(tmp_path / f"go{number}"))
                 started(tmp_path / f"on{number}")
-                rig.machines[number].send_signal(signal_)
+                rig.supervisors[number].send_signal(signal_)
                 rig.add_machine(1)
                 (tmp_path / f"go{number}").touch()
                 assert future.result(60) == "went"
-            rig.machines[1].send_signal(signal.SIGCONT)
-            alive = [machine.pid for machine in rig.machines[1:]]
-            rig.wait(lambda machines: sum(bool(s.run) for m in machines if m.pid in alive for s in m.slots) == 2)
+            rig.supervisors[1].send_signal(signal.SIGCONT)
+            alive = [machine.pid for machine in rig.supervisors[1:]]
+            rig.wait(lambda machines: sum(bool(s.run) for m in machines if m.pid in alive for s in m.workers) == 2)
             assert engine.map(tasks.add, range(20), 1) == list(range(1, 21)), (
-                "it came back, and its old answers are void"
+                "the machine is back, and its old answers are void"
             )
 
 
 @pytest.mark.parametrize("who", ["head", "machine"])
 def test_black_hole(who: str, tmp_path: Path) -> None:
-    with Rig(allow=["tests"], timeout=1.0) as rig:
-        proxy = Proxy(rig.local.address.port)
-        through = rig.address.replace(f":{rig.local.address.port}", f":{proxy.port}")
+    with RedisRig(allow=["tests"], timeout=1.0) as rig:
+        proxy = Proxy(rig.local_server.address.port)
+        through = rig.address.replace(f":{rig.local_server.address.port}", f":{proxy.port}")
         try:
             rig.add_machine(1, address=through if who == "machine" else None)
             address = through if who == "head" else rig.address
@@ -166,24 +166,24 @@ def test_black_hole(who: str, tmp_path: Path) -> None:
                     (tmp_path / "go").touch()
                     assert future.result(60) == "went"
                 else:
-                    rig.wait(lambda machines: not any(slot.run for machine in machines for slot in machine.slots))
+                    rig.wait(lambda machines: not any(worker.run for m in machines for worker in m.workers))
                 proxy.hole.clear()
                 (tmp_path / "go").touch()
                 assert future.result(60) == "went"
                 workers = 2 if who == "machine" else 1
-                rig.wait(lambda machines: sum(bool(s.run) for m in machines for s in m.slots) == workers)
+                rig.wait(lambda machines: sum(bool(s.run) for m in machines for s in m.workers) == workers)
                 assert engine.map(tasks.add, range(20), 1) == list(range(1, 21))
         finally:
             proxy.close()
 
 
-def test_waits_for_workers_and_says_what_to_type(caplog: pytest.LogCaptureFixture) -> None:
-    with Rig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
+def test_waits_for_workers_and_logs_the_command_to_start_them(caplog: pytest.LogCaptureFixture) -> None:
+    with RedisRig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
         made: Queue[shoal.Engine] = Queue()
         head = threading.Thread(target=lambda: made.put(shoal.engine(rig.address, 2)))
         head.start()
         rig.add_machine(1)
-        until(lambda: "waiting for workers: 1 of 2 are here" in caplog.text)
+        until(lambda: "waiting for workers (1 of 2 connected)" in caplog.text)
         assert f"shoal worker --redis '{rig.address}'" in caplog.text
         assert made.empty()
         rig.add_machine(1)
@@ -194,7 +194,7 @@ def test_waits_for_workers_and_says_what_to_type(caplog: pytest.LogCaptureFixtur
 
 
 def test_worker_with_other_arithmetic_is_refused_and_the_others_work(caplog: pytest.LogCaptureFixture) -> None:
-    with Rig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
+    with RedisRig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
         rig.add_machine(1, OPENBLAS_CORETYPE="Nehalem")
         with shoal.engine(rig.address) as engine:
             future = engine.submit(tasks.echo, 1)
@@ -203,7 +203,7 @@ def test_worker_with_other_arithmetic_is_refused_and_the_others_work(caplog: pyt
             assert not future.done()
             until(lambda: "would not compute the same bits" in caplog.text)
             assert caplog.text.count("would not compute") == 1
-            code, out, _ = cli("redis", "status", "--redis", rig.address, cwd=rig.local.folder)
+            code, out, _ = cli("redis", "status", "--redis", rig.address, cwd=rig.local_server.folder)
             assert code == 0
             assert "canary: head" in out
             rig.add_machine(1)
@@ -213,14 +213,14 @@ def test_worker_with_other_arithmetic_is_refused_and_the_others_work(caplog: pyt
 def test_two_heads_share_four_workers(tmp_path: Path) -> None:
     small = trpo.Config(batch_steps=256, lanes=2, width=4, hidden=(8,), value_epochs=1)
     alone = run.Settings("tests.support.toys:Walk-v0", iterations=8, runs=str(tmp_path / "runs"), tensorboard=False)
-    with Rig(allow=["tests"]) as rig:
+    with RedisRig(allow=["tests"]) as rig:
         rig.add_machine(2)
         rig.add_machine(2)
         heads = []
         for seed in (1, 2):
             shared = replace(alone, seed=seed, engine=rig.address, name=f"shared{seed}")
             heads.append(start("train", "trpo", shared.env, *flags(shared), *flags(small), cwd=tmp_path))
-        rig.wait(lambda machines: len({slot.run for machine in machines for slot in machine.slots if slot.run}) == 2)
+        rig.wait(lambda machines: len({worker.run for m in machines for worker in m.workers if worker.run}) == 2)
         for seed in (1, 2):
             own = replace(alone, seed=seed, engine="serial", name=f"alone{seed}")
             run.train(RunSpec("trpo", own, small), console=Console(quiet=True))
@@ -231,7 +231,7 @@ def test_two_heads_share_four_workers(tmp_path: Path) -> None:
         assert digests(tmp_path, f"shared{seed}") == digests(tmp_path, f"alone{seed}")
 
 
-# Whom to believe -----------------------------------------------------------------------------------------------
+# Hostile messages ----------------------------------------------------------------------------------------------
 
 
 class Evil:
@@ -242,13 +242,13 @@ class Evil:
 class Forger:
     """Makes messages for a worker of a run that no head would send."""
 
-    def __init__(self, served: fleet.Run, machine: fleet.Machine) -> None:
-        self.name = fleet.outbox(machine.id)
+    def __init__(self, served: HeadRecord, machine: MachineRecord) -> None:
+        self.name = machine_inbox(machine.id)
         self._parts = {
             "run": served.id,
             "epoch": served.epoch,
             "machine": machine.id,
-            "worker": machine.slots[0].number,
+            "worker": machine.workers[0].number,
         }
         self._serials = iter(range(10**9, 2 * 10**9))
 
@@ -260,7 +260,7 @@ class Forger:
         return self.message(Kind.TASK, wire.encode(value), **wrong)
 
     def orders(self, evil: str) -> list[bytes]:
-        """Tasks that this worker may not run, whoever asks."""
+        """Tasks that this worker may not run for any head."""
         touch = f"touch {evil}"
         named = [
             ("os:system", [touch]),
@@ -290,22 +290,22 @@ def test_hostile_messages_are_refused_and_counted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     evil = str(tmp_path / "pwned")
-    with Rig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
+    with RedisRig(allow=["tests"]) as rig, caplog.at_level("INFO", "shoal"):
         rig.add_machine(1)
-        with shoal.engine(rig.address, 1) as engine, rig.link() as link:
+        with shoal.engine(rig.address, 1) as engine, rig.connection() as link:
             assert engine.map(tasks.echo, [1, 2]) == [1, 2]
-            (machine,) = rig.wait(lambda machines: any(slot.run for machine in machines for slot in machine.slots))
-            (found,) = fleet.Fleet(link, b"", Refusals()).runs()
+            (machine,) = rig.wait(lambda machines: any(worker.run for m in machines for worker in m.workers))
+            (found,) = Registry(link, b"", Refusals()).heads()
             forger = Forger(found, machine)
             orders, strangers, rubbish = forger.orders(evil), forger.strangers(evil), forger.rubbish(evil)
             link.rpush(forger.name, *strangers, *orders)
             rig.wait(lambda machines: machines[0].refusals == len(orders) + 1)  # one of the strangers is misdirected
             assert engine.map(tasks.add, range(20), 1) == list(range(1, 21))
             link.rpush(forger.name, *rubbish, *orders)
-            link.rpush(fleet.inbox(found.id, found.epoch), *strangers, *orders, *rubbish)
-            link.set(fleet.run_key("evil"), pickle.dumps(Evil()))
-            link.sadd(fleet.RUNS, "evil", b"\xff\xfe")
+            link.rpush(head_inbox(found.id, found.epoch), *strangers, *orders, *rubbish)
+            link.set(run_key("evil"), pickle.dumps(Evil()))
+            link.sadd(RUNS, "evil", b"\xff\xfe")
             rig.wait(lambda machines: machines[0].refusals > len(orders) + 20)
-            assert engine.map(tasks.add, range(50), 1) == list(range(1, 51)), "and work goes on"
-            assert 1 <= caplog.text.count("refused a message") <= 12, "each kind is said once"
+            assert engine.map(tasks.add, range(50), 1) == list(range(1, 51)), "the run goes on"
+            assert 1 <= caplog.text.count("refused a message") <= 12, "each kind is logged once"
     assert not list(tmp_path.iterdir())

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from shoal import engines
 from shoal.engines.redis import address
+from shoal.engines.redis.assignment import assign
 from shoal.engines.redis.envelope import Header, Serials, seal, unseal
-from shoal.engines.redis.fleet import Machine, Run, Slot, assign
+from shoal.engines.redis.records import HeadRecord, MachineRecord, WorkerRecord
 from shoal.errors import UsageError, WireError
 
 # Addresses and secrets -----------------------------------------------------------------------------------------
@@ -28,10 +29,10 @@ def test_addresses_of_every_kind() -> None:
     assert engines.split_address("rediss://host:1") == ("redis", "rediss://host:1")
     assert engines.split_address("unix:///run/s") == ("redis", "unix:///run/s")
     assert engines.split_address("redis") == ("redis", None)
-    found = address.find("rediss://me@host:7/3", {"XDG_STATE_HOME": "/nowhere"})
+    found = address.find_server("rediss://me@host:7/3", {"XDG_STATE_HOME": "/nowhere"})
     assert (found.scheme, found.user, found.host, found.port, found.database) == ("rediss", "me", "host", 7, 3)
     assert found.url == "rediss://me@host:7/3"
-    assert address.find("unix:///run/s", {"XDG_STATE_HOME": "/nowhere"}).url == "unix:///run/s"
+    assert address.find_server("unix:///run/s", {"XDG_STATE_HOME": "/nowhere"}).url == "unix:///run/s"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_addresses_of_every_kind() -> None:
         ("redis://host:port", "not the address"),
         ("unix://", "no path"),
         ("redis://host/db", "not the number of a database"),
-        ("redis://host?colour=red", "colour; there are only password_file"),
+        ("redis://host?colour=red", "colour. Options: password_file"),
     ],
 )
 def test_addresses_that_are_none(bad: str, message: str) -> None:
@@ -56,7 +57,7 @@ def test_password_in_an_address_is_refused_and_not_repeated() -> None:
 
 
 def password(*where: Any, **files: Any) -> str:
-    return address.find(*where, **files).password
+    return address.find_server(*where, **files).password
 
 
 def test_where_passwords_come_from(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_where_passwords_come_from(tmp_path: Path) -> None:
     assert password("redis://h", nowhere | {"SHOAL_REDIS_PASSWORD_FILE": str(file)}) == "from-file"
     assert password("redis://h", nowhere | {"SHOAL_REDIS_PASSWORD": "from-env"}) == "from-env"
     assert password("redis://h", nowhere, files={"password_file": str(file)}) == "from-file"
-    found = address.find(None, nowhere | {"SHOAL_REDIS_URL": "redis://u:from%2Durl@h:5"})
+    found = address.find_server(None, nowhere | {"SHOAL_REDIS_URL": "redis://u:from%2Durl@h:5"})
     assert [found.password, found.user, found.port] == ["from-url", "u", 5]
     for shown in (repr(found), found.url):
         assert "from-url" not in shown
@@ -81,19 +82,19 @@ def test_where_passwords_come_from(tmp_path: Path) -> None:
 def test_files_that_are_no_secret(tmp_path: Path) -> None:
     nowhere = {"XDG_STATE_HOME": str(tmp_path)}
     with pytest.raises(UsageError, match="chmod 600"):
-        address.find("redis://h", nowhere, files={"password_file": str(secret(tmp_path / "a", mode=0o644))})
+        address.find_server("redis://h", nowhere, files={"password_file": str(secret(tmp_path / "a", mode=0o644))})
     with pytest.raises(UsageError, match="is empty"):
-        address.find("redis://h", nowhere, files={"password_file": str(secret(tmp_path / "b", ""))})
+        address.find_server("redis://h", nowhere, files={"password_file": str(secret(tmp_path / "b", ""))})
     with pytest.raises(UsageError, match="cannot be read"):
-        address.find("redis://h", nowhere, files={"password_file": str(tmp_path / "none")})
+        address.find_server("redis://h", nowhere, files={"password_file": str(tmp_path / "none")})
     with pytest.raises(UsageError, match="at least 16"):
-        address.find("redis://h", nowhere, files={"key_file": str(secret(tmp_path / "c", "short"))})
-    with pytest.raises(UsageError, match="no file of certificates"):
-        address.find("redis://h", nowhere, files={"ca_file": str(tmp_path / "none")})
+        address.find_server("redis://h", nowhere, files={"key_file": str(secret(tmp_path / "c", "short"))})
+    with pytest.raises(UsageError, match=r"CA certificates.*does not exist"):
+        address.find_server("redis://h", nowhere, files={"ca_file": str(tmp_path / "none")})
     with pytest.raises(UsageError, match="shoal redis start"):
-        address.find(None, nowhere)
-    with pytest.raises(UsageError, match="SHOAL_REDIS_URL: that is not") as caught:
-        address.find(None, nowhere | {"SHOAL_REDIS_URL": "redis://:hunter2/x@h:1"})
+        address.find_server(None, nowhere)
+    with pytest.raises(UsageError, match="SHOAL_REDIS_URL: not the address") as caught:
+        address.find_server(None, nowhere | {"SHOAL_REDIS_URL": "redis://:hunter2/x@h:1"})
     assert "hunter2" not in str(caught.value)
 
 
@@ -130,9 +131,9 @@ def test_every_changed_byte_of_a_signed_message_is_noticed() -> None:
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_bytes_of_any_kind_are_refused_format_bytes(content: bytes, with_start: bool) -> None:
+def test_bytes_of_any_kind_are_refused(content: bytes, with_start: bool) -> None:
     start = seal(b"", "name", HEADER)[:40] if with_start else b""
-    for kind in (Header, Run, Machine, type(None)):
+    for kind in (Header, HeadRecord, MachineRecord, type(None)):
         try:
             unseal(b"", "name", start + content, kind)
         except WireError:
@@ -144,7 +145,7 @@ def test_bytes_of_any_kind_are_refused_format_bytes(content: bytes, with_start: 
 def test_a_message_counts_once() -> None:
     seen = Serials(KEY)
     seen.check(HEADER)
-    with pytest.raises(WireError, match="second time"):
+    with pytest.raises(WireError, match="received twice"):
         seen.check(HEADER)
     seen.check(Header("run", 1, "machine", 2, 4, 4, 5))
     seen.check(Header("run", 2, "machine", 2, 0, 4, 5))
@@ -153,16 +154,16 @@ def test_a_message_counts_once() -> None:
 # Fair shares ---------------------------------------------------------------------------------------------------
 
 
-def run(name: str, order: int, need: int = 1, started: bool = True) -> Run:
-    return Run(name, 1, order, need, started, 0, 10.0, "host", 1, "0")
+def run(name: str, order: int, need: int = 1, started: bool = True) -> HeadRecord:
+    return HeadRecord(name, 1, order, need, started, 0, 10.0, "host", 1, "0")
 
 
-def machine(name: str, slots: dict[int, str], starting: int = 0, refused_by: tuple[str, ...] = ()) -> Machine:
-    of = [Slot(number, 1, run, 0) for number, run in slots.items()]
-    return Machine(name, "host", 1, "0", of, starting, 0.0, 1, dict.fromkeys(refused_by, "why"), 0)
+def machine(name: str, runs: dict[int, str], starting: int = 0, refused_by: tuple[str, ...] = ()) -> MachineRecord:
+    workers = [WorkerRecord(number, 1, run, 0) for number, run in runs.items()]
+    return MachineRecord(name, "host", 1, "0", workers, starting, 0.0, dict.fromkeys(refused_by, "why"), 0)
 
 
-def counts(runs: list[Run], machines: list[Machine]) -> dict[str, int]:
+def counts(runs: list[HeadRecord], machines: list[MachineRecord]) -> dict[str, int]:
     found = list(assign(runs, machines).values())
     return {run.id: found.count(run.id) for run in runs}
 
@@ -174,13 +175,13 @@ def test_equal_shares_and_the_older_ones_the_larger() -> None:
     assert counts([], free) == {}
 
 
-def test_a_new_run_gets_its_share_and_nobody_else_moves() -> None:
+def test_a_new_run_gets_its_share_and_no_other_worker_moves() -> None:
     machines = [machine("m", {0: "a", 1: "a"}), machine("n", {0: "a", 1: "a"})]
     found = assign([run("a", 1), run("b", 2, started=False)], machines)
     assert found == {("m", 0): "a", ("m", 1): "a", ("n", 0): "b", ("n", 1): "b"}
 
 
-def test_a_death_moves_nobody() -> None:
+def test_a_death_moves_no_worker() -> None:
     machines = [machine("m", {0: "a"}, starting=1), machine("n", {0: "b", 1: "b"})]
     assert assign([run("a", 1), run("b", 2)], machines) == {("m", 0): "a", ("n", 0): "b", ("n", 1): "b"}
 
@@ -189,7 +190,7 @@ def test_runs_that_wait_for_many_do_not_starve_each_other() -> None:
     free = [machine("m", dict.fromkeys(range(4), ""))]
     both = [run("a", 1, need=4, started=False), run("b", 2, need=4, started=False)]
     assert counts(both, free) == {"a": 4, "b": 0}
-    assert counts([run("a", 1), both[1]], free) == {"a": 4, "b": 0}, "it waits for the end of the other"
+    assert counts([run("a", 1), both[1]], free) == {"a": 4, "b": 0}, "it waits until the other run ends"
     assert counts([run("a", 1), run("b", 2, need=2, started=False)], free) == {"a": 2, "b": 2}
 
 
@@ -208,14 +209,14 @@ def test_shares_are_fair_steady_and_settle_at_once(data: st.DataObject) -> None:
         for name in "mno"[: data.draw(st.integers(0, 3))]
     ]
     found = assign(runs, machines)
-    before = {(m.id, slot.number): slot.run for m in machines for slot in m.slots}
+    before = {(m.id, worker.number): worker.run for m in machines for worker in m.workers}
     assert set(found) <= set(before)
     sizes = [list(found.values()).count(name) for name in names]
     if names and len(before) >= len(names):
-        assert len(found) == len(before), "nobody is idle"
+        assert len(found) == len(before), "no worker is idle"
         assert max(sizes) - min(sizes) <= 1
-        kept = sum(found[slot] == name for slot, name in before.items())
+        kept = sum(found[worker] == name for worker, name in before.items())
         possible = sum(min(list(before.values()).count(name), size) for name, size in zip(names, sizes, strict=True))
         assert kept == possible, "as few as possible are moved"
-    after = [machine(m.id, {s.number: found.get((m.id, s.number), "") for s in m.slots}) for m in machines]
+    after = [machine(m.id, {s.number: found.get((m.id, s.number), "") for s in m.workers}) for m in machines]
     assert assign([run(r.id, r.order) for r in runs if r.id in found.values()], after) == found

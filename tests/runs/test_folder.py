@@ -96,7 +96,7 @@ def test_every_damaged_byte_is_noticed(run: RunDir) -> None:
 def test_nothing_left_to_load(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
     run.save(1, STATE, policy(), keep=9)
     (run.checkpoints / "000001" / "state.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointFault, match=r"0 bytes instead of(.|\n)*no checkpoint of"):
+    with pytest.raises(CheckpointFault, match=r"0 bytes instead of(.|\n)*no checkpoint left"):
         run.load()
 
 
@@ -177,7 +177,7 @@ def test_config_that_cannot_be_read(run: RunDir) -> None:
     with pytest.raises(CheckpointFault, match=r"config\.json cannot be read"):
         run.record()
     run.config_file.write_text("{}")
-    with pytest.raises(CheckpointFault, match="it has no algo, settings"):
+    with pytest.raises(CheckpointFault, match="it lacks algo, settings"):
         run.record()
 
 

@@ -19,6 +19,7 @@ import shoal
 from shoal.algos import trpo
 from shoal.engines.ray.engine import RayEngine
 from shoal.runs import run
+from shoal.runs.metrics import MetricsRow
 from shoal.runs.spec import RunSpec
 from tests.support import tasks
 
@@ -37,12 +38,12 @@ class Comings:
         self.engine, self.cluster, self.node = engine, cluster, None
         self.workers: list[int] = []
 
-    def write(self, iteration: int, metrics: dict[str, Any]) -> None:
+    def write(self, metrics: MetricsRow) -> None:
         self.workers.append(self.engine.workers)
-        if iteration == 2:
+        if metrics["iteration"] == 2:
             self.node = self.cluster.add_node(num_cpus=2)
             wait(lambda: len(self.engine.pids) == 3)
-        if iteration == 4:
+        if metrics["iteration"] == 4:
             threading.Thread(target=self.remove, args=(self.engine.telemetry().tasks,), daemon=True).start()
 
     def remove(self, tasks_before: int) -> None:

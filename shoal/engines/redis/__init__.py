@@ -1,13 +1,14 @@
-"""Workers that come and go, over a Redis server that may lose everything it holds.
+"""Workers that join and leave at any time, over a Redis server that may lose everything it holds.
 
-    address.py    where the server is, and the secrets to get in; never in a command, a log or a run's folder
-    envelope.py   messages: sealed, fenced by run and epoch, checked before anything is believed
-    fleet.py      who is there: runs and machines, and which machine works for which run
-    head.py       the engine: a transport over lists
-    machine.py    `shoal worker`: one process for each machine, with its workers as children
-    local.py      `shoal redis start`: a server on this machine with safe settings
-    rig.py        a server and workers of one's own, to try things on
+    address.py      where the server is, and the secrets to log in; never in a command, a log or a run's folder
+    envelope.py     messages: signed, bound to a run and an epoch, and checked before use
+    records.py      the keys in Redis, and the records of heads and machines
+    assignment.py   which worker works for which run
+    link.py         the connections of a head or a machine to the server
+    engine.py       the head's side: an engine whose transport is lists in Redis
+    supervisor.py   the machine's side: the process of `shoal worker`, which runs the worker processes
+    local_server.py the server of `shoal redis start`, with safe settings
 
-The head's task table is the truth. Whatever is lost on the way is sent again: a head that lost its server, or whose
-registration is gone, begins a new epoch, and everything from before is void.
+The head's task table is the truth, and everything that is lost is sent again: a head that loses its server, or whose
+record is gone, begins a new epoch, and everything from before is void.
 """

@@ -1,24 +1,24 @@
-"""`shoal worker`: one process for each machine, which has the workers as children and relays what is said.
+"""The process of `shoal worker`: runs the worker processes of a machine and relays their messages.
 
-It has one connection to listen and one to speak, however many workers there are, and fetches each shared value once.
-It is another process than those that work, so a long call into C never looks like death. A worker serves one run: when
-that ends, or another run needs it, a fresh process takes its place, and nothing of the old run is left in it.
+However many workers there are, the supervisor has two connections and fetches each shared value once. It is a separate
+process, so a worker in a long call into C never looks dead. A worker serves one run: when that run ends, or another run
+needs the worker, a fresh process takes its place, and nothing of the old run is left in it.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
 import secrets
 import socket
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
@@ -27,265 +27,254 @@ from shoal.base.lifetime import die_with_parent
 from shoal.engines import wire
 from shoal.engines.functions import MAIN, Functions
 from shoal.engines.processes import ProcessTransport
-from shoal.engines.redis import fleet
 from shoal.engines.redis.address import Address, cannot_reach
-from shoal.engines.redis.envelope import LARGEST, Header, Refusals, Serials, Word, seal, unseal
-from shoal.engines.redis.fleet import Fleet, Machine, Run, Slot
+from shoal.engines.redis.assignment import assign
+from shoal.engines.redis.envelope import LARGEST, Header, Serials, Word, seal, unseal
+from shoal.engines.redis.link import Link, ServerLost, Write, is_refused
+from shoal.engines.redis.records import HeadRecord, MachineRecord, WorkerRecord, head_inbox, machine_inbox, share_key
 from shoal.engines.remote import Broken, Event, Heard, Left, Received
 from shoal.engines.wire import Kind, Message
 from shoal.engines.worker import describe_error
 from shoal.errors import UsageError, WireError
 
-if TYPE_CHECKING:
-    import redis
-
 log = logging.getLogger("shoal.worker")
 
 PARENT = "SHOAL_PARENT"
-"""Variable with the process that a machine ends with; none unless it is set."""
-_BEAT = 1.0  # seconds between renewals of the record and looks at the runs, at most
-_LONGEST_PAUSE = 2.0  # seconds between tries to reach the server
-_SPEED_OVER = 10.0  # seconds
+"""Environment variable: id of the process that the supervisor ends with (default: none)."""
+_BEAT = 1.0  # longest time in seconds between renewals of the record
+_SPEED_OVER = 10.0  # seconds over which the speed is averaged
+
+_ShareKey = tuple[str, int, int]  # run, epoch, number
+
+
+class WorkerProcesses(Protocol):
+    """The part of `ProcessTransport` that a supervisor uses."""
+
+    def poll(self, timeout: float) -> Sequence[Event]: ...
+
+    def send(self, worker: int, message: Message) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def drop(self, worker: int) -> None: ...
+
+    def numbered_pids(self) -> dict[int, int]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
-class _Child:
+class _Worker:
+    """A worker process that is ready."""
+
     number: int
     hello: bytes | bytearray | memoryview
-    run: str = ""
+    run: str = ""  # empty while it waits
     epoch: int = 0
     tasks: int = 0
-    holds: set[tuple[str, int, int]] = field(default_factory=set)
+    holds: set[_ShareKey] = field(default_factory=set)
 
 
-class _ServerLost(Exception):
-    """The connection is of no use any more, or the server forgot us; the message says which."""
+@dataclass(slots=True)
+class _Share:
+    """A shared value, and the numbers of the workers that hold it."""
+
+    frame: memoryview
+    holders: set[int] = field(default_factory=set)
 
 
 class Supervisor:
-    """Keeps `count` workers, for whatever runs there are. `allow` is the modules whose functions they may run."""
+    """Offers `count` workers to all runs on a server. Workers may run functions of the modules in `allow`."""
 
     def __init__(
-        self, server: Address, count: int, allow: Collection[str], timeout: float, processes: Any = None
+        self,
+        server: Address,
+        count: int,
+        allow: Collection[str],
+        timeout: float,
+        processes: WorkerProcesses | None = None,
     ) -> None:
         self.id = secrets.token_hex(8)
-        self._server, self._count, self._timeout = server, count, timeout
+        self._server, self._count = server, count
         self._allow = tuple(dict.fromkeys(allow))
         self._functions = Functions(self._allow)
         self._processes = ProcessTransport(count, {}) if processes is None else processes
-        self._children: dict[int, _Child] = {}  # those that are ready
-        self._shares: dict[tuple[str, int, int], tuple[memoryview, set[int]]] = {}
-        self._gone: list[tuple[_Child, str, bool]] = []  # of whom their head has not been told
-        self._incoming: queue.SimpleQueue[bytes | _ServerLost] = queue.SimpleQueue()
-        self._out: list[tuple[str, bytes]] = []
-        self._serials = iter(range(2**62))
+        self._workers: dict[int, _Worker] = {}
+        self._shares: dict[_ShareKey, _Share] = {}
+        self._inbox = machine_inbox(self.id)
+        self._incoming: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._out: list[Write] = []
+        self._serials = itertools.count()
         self._seen = Serials(server.key)
-        self._refusals = Refusals()
         self._refused_by: dict[str, str] = {}
-        self._runs: dict[str, Run] = {}
-        self._beats = 0
-        self._been_there = False
+        self._heads: dict[str, HeadRecord] = {}
+        self._registered = False  # at least once
         self._look_at = 0.0
-        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._done = 0
-        self._said = ""
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])  # times, and tasks done by then
+        self._logged = ""
+        self._link = Link(server, timeout, self)
 
     def serve(self) -> NoReturn:
         """Work until a signal, which raises."""
         if PARENT in os.environ:
             die_with_parent(int(os.environ[PARENT]))
         try:
-            pause = 0.0
-            while True:
-                try:
-                    self._sitting()
-                except _ServerLost as error:
-                    self._say(f"Redis at {self._server.url} was lost ({error}); trying again")
-                    self._release_all("lost its way to the head")
-                    pause = 0.1 if self._beats else min(max(2 * pause, 0.1), _LONGEST_PAUSE)
-                self._rest(pause)
+            self._link.run()
+            raise AssertionError("unreachable: only an exception ends the loop")
+        except Exception:
+            raise
+        except BaseException:  # a signal: heads must not wait for the lease to expire
+            self._release_all("was ended")
+            self._link.farewell(self._record(), self._out)
+            raise
         finally:
+            self._link.close()
             self._processes.close()
 
-    def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+    def _log_change(self, text: str) -> None:
+        if text != self._logged:
+            self._logged = text
             log.info("%s", text)
 
-    def _rest(self, seconds: float) -> None:
-        """Wait, and meanwhile keep the workers going."""
+    # One session after another --------------------------------------------------------------------------------
+
+    def begin(self) -> str:
+        self._incoming = queue.SimpleQueue()
+        self._look_at = 0.0
+        self._link.registry.write(self._record(), new=True)
+        self._registered = True
+        return self._inbox
+
+    def exchange(self) -> NoReturn:
+        """Relay messages, and follow the assignment, until the server is lost."""
+        while True:
+            self._link.check()
+            now = time.monotonic()
+            if now >= self._look_at:
+                self._look()
+                self._look_at = now + min([_BEAT, *(head.lease / 5 for head in self._heads.values())])
+            self._send()
+            self._take_all(self._processes.poll(max(self._look_at - time.monotonic(), 0.0)))
+            while not self._incoming.empty():
+                self._sort(self._incoming.get())
+            self._send()
+
+    def receive(self, contents: Sequence[bytes]) -> None:
+        for content in contents:
+            self._incoming.put(content)
+        self._processes.wake()
+
+    def interrupt(self) -> None:
+        self._processes.wake()
+
+    def lost(self, error: Exception) -> None:
+        """Replace the workers of all runs: their heads count them as gone."""
+        if is_refused(error) and not self._registered:
+            raise UsageError(cannot_reach(self._server, error))
+        what = "lost" if self._registered else "cannot reach"
+        self._log_change(f"{what} Redis at {self._server.url} ({error}); trying again")
+        self._release_all("lost its connection to the head")
+
+    def rest(self, seconds: float) -> bool:
+        """Keep the workers going while waiting."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._take_all(self._processes.poll(left))
+        return True
 
-    # One connection -------------------------------------------------------------------------------------------
-
-    def _sitting(self) -> None:
-        """From a connection to its end."""
-        import redis
-
-        self._beats = 0
-        stop = threading.Event()
-        link, ears = self._server.open(self._timeout), self._server.open(self._timeout)
-        self._incoming = queue.SimpleQueue()
-        listener = threading.Thread(target=self._listen, args=(ears, self._incoming, stop), daemon=True)
-        try:
-            records = Fleet(link, self._server.key, self._refusals)
-            self._look_at = 0.0
-            link.ping()
-            listener.start()
-            while True:
-                now = time.monotonic()
-                if now >= self._look_at:
-                    self._look(records)
-                    self._look_at = now + self._beat()
-                self._speak(link)
-                self._take_all(self._processes.poll(max(self._look_at - time.monotonic(), 0.0)))
-                while not self._incoming.empty():
-                    self._hear(link, self._incoming.get())
-                self._speak(link)
-        except (redis.RedisError, OSError) as error:
-            barred = isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError)
-            if barred and not self._been_there:
-                raise UsageError(cannot_reach(self._server, error)) from None
-            raise _ServerLost(str(error)) from None
-        finally:
-            stop.set()
-            self._leave(link)
-            if listener.is_alive():
-                listener.join(2 * self._timeout)
-            ears.close()
-
-    def _leave(self, link: redis.Redis) -> None:
-        """Where this ends on purpose and the server is there: do not keep anybody waiting."""
-        import redis
-
-        link.close()
-        if isinstance(sys.exc_info()[1], Exception) or not self._beats:
-            return
-        link = self._server.open(self._timeout)  # a signal may have come in the middle of a command of the other
-        try:
-            self._release_all("was ended")
-            self._speak(link)
-            Fleet(link, self._server.key, self._refusals).remove(self._record())
-        except (redis.RedisError, OSError) as error:
-            log.warning("the server could not be told: %s", error)
-        finally:
-            link.close()
-
-    def _listen(self, link: redis.Redis, into: queue.SimpleQueue[bytes | _ServerLost], stop: threading.Event) -> None:
-        import redis
-
-        try:
-            while not stop.is_set():
-                found = fleet.take(link, fleet.outbox(self.id), min(1.0, self._timeout / 2))
-                for content in found:
-                    into.put(content)
-                if found:
-                    self._processes.wake()
-        except (redis.RedisError, OSError) as error:
-            into.put(_ServerLost(str(error)))
-            if not stop.is_set():
-                self._processes.wake()
-
-    def _beat(self) -> float:
-        return min([_BEAT, *(run.lease / 5 for run in self._runs.values())])
-
-    def _speak(self, link: redis.Redis) -> None:
-        for child, reason, fault in self._gone:
-            frame = msgspec.msgpack.encode((reason, fault))
-            self._tell(child.run, child.epoch, child.number, Message(Word.LEFT, 0, frame))
-        self._gone.clear()
-        if not self._out:
-            return
-        pipe = link.pipeline(transaction=False)
-        for name, content in self._out:
-            pipe.rpush(name, content)
-            pipe.pexpire(name, fleet.KEPT)
-        self._out.clear()
-        pipe.execute()
+    def _send(self) -> None:
+        if self._out:
+            writes, self._out = self._out, []
+            self._link.write(writes)
 
     def _tell(self, run: str, epoch: int, number: int, message: Message) -> None:
-        name = fleet.inbox(run, epoch)
+        key = head_inbox(run, epoch)
         header = Header(run, epoch, self.id, number, next(self._serials), message.kind, message.number)
-        self._out.append((name, seal(self._server.key, name, header, message.frame)))
+        self._out.append(Write("push", key, seal(self._server.key, key, header, message.frame)))
 
-    # Who works for whom ---------------------------------------------------------------------------------------
+    def _tell_left(self, worker: _Worker, reason: str, fault: bool) -> None:
+        frame = msgspec.msgpack.encode((reason, fault))
+        self._tell(worker.run, worker.epoch, worker.number, Message(Word.LEFT, 0, frame))
 
-    def _look(self, records: Fleet) -> None:
-        """Renew the record, see which runs there are, and act on what is this machine's part."""
-        if not records.write(self._record(), new=not self._beats):
-            raise _ServerLost("it has lost what it held")
-        self._beats += 1
-        self._been_there = True
-        self._runs = {run.id: run for run in records.runs()}
-        self._refused_by = {run: why for run, why in self._refused_by.items() if run in self._runs}
-        others = [machine for machine in records.machines() if machine.id != self.id]
-        for child in list(self._children.values()):
-            if child.run and (child.run not in self._runs or self._runs[child.run].epoch != child.epoch):
-                self._release(child)  # its head is gone, or knows nothing of it
-        wanted = fleet.assign(list(self._runs.values()), [*others, self._record()])
-        changed = False
-        for child in list(self._children.values()):
-            run = wanted.get((self.id, child.number), "")
-            if run != child.run:
-                changed = True
-                if child.run:
-                    self._gone.append((child, "went to another run", False))
-                    self._release(child)
-                else:
-                    self._attach(child, self._runs[run])
-        if changed:
-            records.write(self._record(), new=False)
+    # Which worker works for which run -------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Renew the record, read the others' records, and carry out this machine's part of the assignment."""
+        registry = self._link.registry
+        if not registry.write(self._record(), new=False):
+            raise ServerLost("it was restarted or flushed")
+        self._heads = {head.id: head for head in registry.heads()}
+        self._refused_by = {run: why for run, why in self._refused_by.items() if run in self._heads}
+        others = [machine for machine in registry.machines() if machine.id != self.id]
+        for worker in list(self._workers.values()):
+            if worker.run and (worker.run not in self._heads or self._heads[worker.run].epoch != worker.epoch):
+                self._replace(worker)  # its head has ended, or has begun another epoch
+        wanted = assign(list(self._heads.values()), [*others, self._record()])
+        if self._reassign(wanted):
+            registry.write(self._record(), new=False)
         self._report()
 
+    def _reassign(self, wanted: Mapping[tuple[str, int], str]) -> bool:
+        """Move workers to other runs; False if all were in place."""
+        moved = False
+        for worker in list(self._workers.values()):
+            run = wanted.get((self.id, worker.number), "")
+            if run == worker.run:
+                continue
+            moved = True
+            if worker.run:
+                self._tell_left(worker, "went to another run", fault=False)
+                self._replace(worker)
+            else:
+                worker.run, worker.epoch = run, self._heads[run].epoch
+                self._tell(run, worker.epoch, worker.number, Message(Kind.HELLO, 0, worker.hello))
+        return moved
+
     def _report(self) -> None:
-        busy = [child.run for child in self._children.values() if child.run]
-        names = sorted({f"{self._runs[run].host}, pid {self._runs[run].pid}" for run in busy if run in self._runs})
-        if names:
-            self._say(f"{len(busy)} of {self._count} worker(s) at work for {'; '.join(names)}")
+        busy = [worker.run for worker in self._workers.values() if worker.run]
+        heads = [self._heads[run] for run in busy if run in self._heads]
+        if heads:
+            names = sorted({f"{head.host}, pid {head.pid}" for head in heads})
+            self._log_change(f"{len(busy)} of {self._count} worker(s) working for {'; '.join(names)}")
         else:
-            self._say(f"{self._count} worker(s) at {self._server.url} wait for a run")
+            self._log_change(f"{self._count} worker(s) at {self._server.url}, waiting for a run")
 
-    def _attach(self, child: _Child, run: Run) -> None:
-        child.run, child.epoch = run.id, run.epoch
-        self._tell(run.id, run.epoch, child.number, Message(Kind.HELLO, 0, child.hello))
-
-    def _release(self, child: _Child) -> None:
+    def _replace(self, worker: _Worker) -> None:
         """End a worker; a fresh one takes its place."""
-        self._forget_child(child)
-        self._processes.drop(child.number)
+        self._remove(worker)
+        self._processes.drop(worker.number)
 
     def _release_all(self, reason: str) -> None:
-        for child in list(self._children.values()):
-            if child.run:
-                self._gone.append((child, reason, False))
-                self._release(child)
+        for worker in list(self._workers.values()):
+            if worker.run:
+                self._tell_left(worker, reason, fault=False)
+                self._replace(worker)
 
-    def _forget_child(self, child: _Child) -> None:
-        self._children.pop(child.number, None)
-        for key in child.holds:
-            self._let_go(key, child.number)
+    def _remove(self, worker: _Worker) -> None:
+        self._workers.pop(worker.number, None)
+        for key in worker.holds:
+            self._drop_share(key, worker.number)
 
-    def _let_go(self, key: tuple[str, int, int], number: int) -> None:
-        """A worker does not hold a shared value any more; the last one takes this machine's copy along."""
+    def _drop_share(self, key: _ShareKey, number: int) -> None:
+        """Note that a worker no longer holds a shared value, and delete a value that no worker holds."""
         if key in self._shares:
-            holders = self._shares[key][1]
+            holders = self._shares[key].holders
             holders.discard(number)
             if not holders:
                 del self._shares[key]
 
-    def _record(self) -> Machine:
+    def _record(self) -> MachineRecord:
         now = time.monotonic()
         self._marks.append((now, self._done))
         while now - self._marks[0][0] > _SPEED_OVER and len(self._marks) > 2:
             self._marks.popleft()
         since, before = self._marks[0]
         pids = self._processes.numbered_pids()
-        slots = [Slot(c.number, pids.get(c.number, 0), c.run, c.tasks) for c in self._children.values()]
-        return Machine(
-            self.id, socket.gethostname(), os.getpid(), shoal.__version__, slots, self._count - len(slots),
-            (self._done - before) / max(now - since, 1e-3), self._beats, self._refused_by, self._refusals.count,
+        workers = [WorkerRecord(w.number, pids.get(w.number, 0), w.run, w.tasks) for w in self._workers.values()]
+        return MachineRecord(
+            self.id, socket.gethostname(), os.getpid(), shoal.__version__, workers, self._count - len(workers),
+            (self._done - before) / max(now - since, 1e-3), self._refused_by, self._link.refusals.count,
         )  # fmt: skip
 
     # From workers to heads ------------------------------------------------------------------------------------
@@ -295,121 +284,122 @@ class Supervisor:
         for event in events:
             if isinstance(event, Broken):
                 raise event.error
-            child = self._children.get(event.worker)
+            worker = self._workers.get(event.worker)
             if isinstance(event, Received):
-                self._from_worker(event.worker, child, event.message)
-            elif child is None:
+                self._from_worker(event.worker, worker, event.message)
+            elif worker is None:
                 continue
-            elif isinstance(event, Heard) and child.run:
-                alive.setdefault((child.run, child.epoch), []).append(child.number)
+            elif isinstance(event, Heard) and worker.run:
+                alive.setdefault((worker.run, worker.epoch), []).append(worker.number)
             elif isinstance(event, Left):
-                self._forget_child(child)
-                if child.run:
-                    self._gone.append((child, event.reason, True))
+                self._remove(worker)
+                if worker.run:
+                    self._tell_left(worker, event.reason, fault=True)
         for (run, epoch), numbers in alive.items():
             self._tell(run, epoch, -1, Message(Word.ALIVE, 0, msgspec.msgpack.encode(numbers)))
 
-    def _from_worker(self, number: int, child: _Child | None, message: Message) -> None:
+    def _from_worker(self, number: int, worker: _Worker | None, message: Message) -> None:
         if message.kind == Kind.HELLO:
-            self._children[number] = _Child(number, message.frame)
+            self._workers[number] = _Worker(number, message.frame)
             self._processes.send(number, self._welcome(None))
             self._look_at = 0.0
-        elif child is not None and child.run:
-            child.tasks += 1
+        elif worker is not None and worker.run:
+            worker.tasks += 1
             self._done += 1
             if len(message.frame) > LARGEST:
                 error = WireError(f"a result has {len(message.frame):,} bytes; Redis takes at most {LARGEST:,}")
                 message = failed(message.number, error)
-            self._tell(child.run, child.epoch, number, message)
+            self._tell(worker.run, worker.epoch, number, message)
 
     def _welcome(self, main: str | None) -> Message:
-        """What a worker may do is for this machine to say, not for the head."""
+        """Settings for a worker. This machine, not the head, decides which modules the worker may use."""
         settings = {"path": list(sys.path), "main": main if MAIN in self._allow else None, "allow": list(self._allow)}
         return Message(Kind.WELCOME, 0, wire.encode(settings))
 
     # From heads to workers ------------------------------------------------------------------------------------
 
-    def _hear(self, link: redis.Redis, content: bytes | _ServerLost) -> None:
-        if isinstance(content, _ServerLost):
-            raise content
+    def _sort(self, content: bytes) -> None:
         try:
-            header, frame = unseal(self._server.key, fleet.outbox(self.id), content, Header)
+            header, frame = unseal(self._server.key, self._inbox, content, Header)
             if header.machine != self.id:
                 raise WireError("a message is for another machine")
             self._seen.check(header)
             if header.kind == Word.LOOK:
                 self._look_at = 0.0
                 return
-            child = self._children.get(header.worker)
-            if child is None or (child.run, child.epoch) != (header.run, header.epoch):
-                return  # of an epoch that is over, or for a worker that is gone
-            self._to_worker(link, child, header, frame)
+            worker = self._workers.get(header.worker)
+            if worker is not None and (worker.run, worker.epoch) == (header.run, header.epoch):
+                self._to_worker(worker, header, frame)
         except WireError as error:
-            self._refusals.add(fleet.outbox(self.id), error)
+            self._link.refusals.add(self._inbox, error)
 
-    def _to_worker(self, link: redis.Redis, child: _Child, header: Header, frame: memoryview) -> None:
+    def _to_worker(self, worker: _Worker, header: Header, frame: memoryview) -> None:
         key = (header.run, header.epoch, header.number)
         if header.kind == Kind.TASK:
-            self._give(child, header.number, frame)
+            self._give(worker, header.number, frame)
         elif header.kind == Kind.SHARE:
-            value = self._fetch(link, key)
-            if value is None:
-                self._gone.append((child, "could not get a shared value: the server has lost it", False))
-                self._release(child)
-                return
-            self._shares[key][1].add(child.number)
-            child.holds.add(key)
-            self._processes.send(child.number, Message(Kind.SHARE, header.number, value))
+            self._share(worker, key)
         elif header.kind == Kind.FORGET:
-            child.holds.discard(key)
-            self._let_go(key, child.number)
-            self._processes.send(child.number, Message(Kind.FORGET, header.number))
+            worker.holds.discard(key)
+            self._drop_share(key, worker.number)
+            self._processes.send(worker.number, Message(Kind.FORGET, header.number))
         elif header.kind == Kind.WELCOME:
-            self._processes.send(child.number, self._welcome(_main_of(frame)))
+            self._processes.send(worker.number, self._welcome(_main_of(frame)))
         elif header.kind == Word.LEAVE:
-            self._release(child)
+            self._replace(worker)
         elif header.kind == Word.REFUSE:
-            self._refused_by[child.run] = bytes(frame[:2000]).decode(errors="replace")
-            log.warning("a run refused this machine: %s", self._refused_by[child.run])
-            child.run = ""
+            self._refused_by[worker.run] = bytes(frame[:2000]).decode(errors="replace")
+            log.warning("a run refused this machine: %s", self._refused_by[worker.run])
+            worker.run = ""
             self._look_at = 0.0
         else:
-            raise WireError(f"a machine got a message that is not for machines: kind {header.kind}")
+            raise WireError(f"a machine does not accept messages of this kind: {header.kind}")
 
-    def _give(self, child: _Child, ticket: int, frame: memoryview) -> None:
-        """Pass a task on, if it is one that workers of this machine may run."""
+    def _give(self, worker: _Worker, ticket: int, frame: memoryview) -> None:
+        """Pass a task on if workers of this machine may run it."""
         try:
-            match wire.decode(frame, _Anything()):
+            match wire.decode(frame, _AnyShared()):
                 case (str(name), [*_]):
                     self._functions.permit(name)
                 case _:
                     raise WireError("a task is not a name and a list of arguments")
         except UsageError as error:
-            self._refusals.add(fleet.outbox(self.id), WireError(str(error)))
-            self._tell(child.run, child.epoch, child.number, failed(ticket, error))
+            self._link.refusals.add(self._inbox, WireError(str(error)))
+            self._tell(worker.run, worker.epoch, worker.number, failed(ticket, error))
             return
-        self._processes.send(child.number, Message(Kind.TASK, ticket, frame))
+        self._processes.send(worker.number, Message(Kind.TASK, ticket, frame))
 
-    def _fetch(self, link: redis.Redis, key: tuple[str, int, int]) -> memoryview | None:
-        """A shared value, from the server the first time. What is not one is refused here, not in every worker."""
-        if key not in self._shares:
-            name = fleet.share_key(*key)
-            content: Any = link.get(name)
-            if content is None:
-                return None
-            _, frame = unseal(self._server.key, name, content, type(None))
-            wire.decode(frame)
-            self._shares[key] = (frame, set())
-        return self._shares[key][0]
+    def _share(self, worker: _Worker, key: _ShareKey) -> None:
+        """Give a worker a shared value, or give the worker up if the server no longer has it."""
+        share = self._shares.get(key) or self._fetch(key)
+        if share is None:
+            self._tell_left(worker, "could not get a shared value: the server has lost it", fault=False)
+            self._replace(worker)
+            return
+        self._shares[key] = share
+        share.holders.add(worker.number)
+        worker.holds.add(key)
+        _, _, number = key
+        self._processes.send(worker.number, Message(Kind.SHARE, number, share.frame))
+
+    def _fetch(self, key: _ShareKey) -> _Share | None:
+        """Get a shared value from the server; None if it is gone. Refuses invalid bytes here, not in each worker."""
+        name = share_key(*key)
+        content: Any = self._link.connection.get(name)
+        if content is None:
+            return None
+        _, frame = unseal(self._server.key, name, content, type(None))
+        wire.decode(frame)
+        return _Share(frame)
 
 
-class _Anything(Mapping[int, None]):
+class _AnyShared(Mapping[int, None]):
     """Stands for shared values where only the shape of a message matters."""
 
     def __getitem__(self, number: int) -> None:
         return None
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:
         return iter(())
 
     def __len__(self) -> int:
@@ -417,7 +407,7 @@ class _Anything(Mapping[int, None]):
 
 
 def failed(ticket: int, error: Exception) -> Message:
-    """The answer to a task that was not even tried."""
+    """Build the answer to a task that was not run."""
     return Message(Kind.FAILED, ticket, wire.encode({"seconds": 0.0, **describe_error(error)}))
 
 
