@@ -61,7 +61,7 @@ def up(words: list[str]) -> int:
     at = words.index("--") if "--" in words else len(words)
     wanted, driver = parse(Up, words[:at], "up"), words[at + 1 :]
     from shoal.commands.up.allocation import Allocation, duration, time_left
-    from shoal.commands.up.head import REQUEUE, Orders, lead
+    from shoal.commands.up.leader import REQUEUE, Orders, lead
     from shoal.commands.up.script import script
 
     problems = wanted.problems()

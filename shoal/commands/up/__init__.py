@@ -3,7 +3,7 @@
     allocation.py   what the launcher and the scheduler say: rank, size, CPUs, time
     link.py         how ranks find rank 0 and talk with it
     node.py         Ray on one machine: start it, watch it, and leave nothing of it behind
-    head.py         rank 0: gather the ranks, bring up the nodes, run the driver, end all
+    leader.py       rank 0: gather the ranks, bring up the nodes, run the driver, end all
     follower.py     every other rank
     script.py       batch scripts
 
