@@ -16,7 +16,7 @@ import pytest
 
 import shoal
 from shoal import engines
-from shoal.engines.ray.session import FOLDERS, Session
+from shoal.engines.ray.session import SESSION_ROOT, Session
 from shoal.errors import EngineError, UsageError, WorkerRefused
 from shoal.runs.folder import RunDir
 from tests.engines.contract import WorkersContract
@@ -135,7 +135,7 @@ def assert_gone(head: "subprocess.Popen[str]", family: list[psutil.Process]) -> 
 
 
 def folders_of(head: "subprocess.Popen[str]") -> list[Path]:
-    return list(FOLDERS.glob(f"shoal-ray-{head.pid}-*"))
+    return list(SESSION_ROOT.glob(f"shoal-ray-{head.pid}-*"))
 
 
 SCRIPT = """
@@ -189,7 +189,7 @@ def family_of(head: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 @pytest.mark.timeout(240)
 def test_nodes_come_and_go(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("ray_cluster.py")
+    script = ROOT / "tests/support/ray_cluster.py"
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.base.lifetime import Reaper
-from shoal.engines.ray.session import FOLDERS, LOOPBACK, RAY_ENVIRONMENT
+from shoal.engines.ray.session import LOOPBACK, RAY_ENVIRONMENT, SESSION_ROOT
 from shoal.spmd.launching import without_rank
 
 _UP = "Ray runtime started"  # what `ray start` says when it is done
@@ -36,7 +36,7 @@ class Node:
         port: int = 0,
     ) -> None:
         ours = folder is None or not Path(folder).exists()  # else the head is on this machine too, and sees to it
-        self.folder = folder or tempfile.mkdtemp(prefix="shoal-up-", dir=FOLDERS)
+        self.folder = folder or tempfile.mkdtemp(prefix="shoal-up-", dir=SESSION_ROOT)
         if ours:
             reaper.remove(self.folder)
         own = tempfile.mkdtemp(prefix="shoal-up-")

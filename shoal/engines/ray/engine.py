@@ -26,7 +26,7 @@ from shoal.base.host import WORKER_ENVIRONMENT, available_cores
 from shoal.engines import wire
 from shoal.engines.functions import main_script, refuse_while_loading
 from shoal.engines.ray.actors import Watcher, Worker, end_stopped, living, machine
-from shoal.engines.ray.session import Session, brief, take_signals_back
+from shoal.engines.ray.session import RuntimeEnv, Session, restore_sigterm_handler, short_error
 from shoal.engines.remote import Broken, Event, Heard, Left, Received, RemoteEngine
 from shoal.engines.scheduler import Scheduler
 from shoal.engines.wire import Kind, Message
@@ -99,7 +99,7 @@ class RayEngine(RemoteEngine):
         shipped = dict(runtime_env or {})
         cpus = max(float(available_cores()), (workers or 0) * num_cpus)
         session = Session.join(address or os.environ.get("RAY_ADDRESS"), cpus, shipped)
-        take_signals_back()
+        restore_sigterm_handler()
         try:
             transport = _Actors(session, workers, demand, placement, shipped)
         except BaseException:
@@ -161,7 +161,7 @@ class _Actors:
         workers: int | None,
         demand: Mapping[str, float],
         placement: str,
-        runtime_env: dict[str, Any],
+        runtime_env: RuntimeEnv,
     ) -> None:
         self._session, self._ray = session, session.ray
         self._fixed, self._demand, self._placement = workers, demand, placement
@@ -289,7 +289,7 @@ class _Actors:
             return []
         error = future.exception()
         if error is not None:
-            return self._gone(number, brief(error))
+            return self._gone(number, short_error(error))
         theirs, pid, where, node = wire.decode(future.result())
         with self._lock:
             actor.pid, actor.machine, actor.node = pid, where, node
@@ -432,7 +432,7 @@ def _how(error: BaseException) -> str:
         return "was ended because its node ran out of memory"
     if "node has died" in text or "NODE_DIED" in text:
         return "went with its node"
-    return "died" if type(error).__name__ in ("ActorDiedError", "RayActorError") else brief(error)
+    return "died" if type(error).__name__ in ("ActorDiedError", "RayActorError") else short_error(error)
 
 
 def _amounts(demand: Mapping[str, float]) -> str:
