@@ -60,7 +60,7 @@ def up(words: list[str]) -> int:
     """Bring a cluster up, run a command, take it down."""
     at = words.index("--") if "--" in words else len(words)
     wanted, driver = parse(Up, words[:at], "up"), words[at + 1 :]
-    from shoal.commands.up.allocation import Allocation, duration, time_left
+    from shoal.commands.up.allocation import Allocation, parse_duration, time_left
     from shoal.commands.up.leader import REQUEUE, Orders, lead
     from shoal.commands.up.script import script
 
@@ -69,7 +69,7 @@ def up(words: list[str]) -> int:
         problems.append("there is no command to run. Put it behind two dashes: shoal up -- python train.py")
     seconds = None
     try:
-        seconds = None if wanted.walltime is None else duration(wanted.walltime)
+        seconds = None if wanted.walltime is None else parse_duration(wanted.walltime)
     except UsageError as error:
         problems += error.problems
     if problems:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from shoal.base import lifetime
-from shoal.commands.up.allocation import Allocation, duration, time_left
+from shoal.commands.up.allocation import Allocation, parse_duration, time_left
 from shoal.errors import UsageError
 from shoal.runs.folder import RunDir
 from shoal.spmd.launching import mpirun, without_rank
@@ -130,10 +130,10 @@ def test_durations() -> None:
         "2h": 7200,
         "1.5s": 1.5,
     }.items():
-        assert duration(text) == seconds
+        assert parse_duration(text) == seconds
     for text in ("", "5", "1:2:3", "10:00", "h"):
         with pytest.raises(UsageError, match="12:00:00"):
-            duration(text)
+            parse_duration(text)
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
