@@ -61,7 +61,7 @@ def up(words: list[str]) -> int:
     at = words.index("--") if "--" in words else len(words)
     wanted, driver = parse(Up, words[:at], "up"), words[at + 1 :]
     from shoal.commands.up.allocation import Allocation, parse_duration, time_left
-    from shoal.commands.up.leader import REQUEUE, Orders, lead
+    from shoal.commands.up.leader import REQUEUE, JobOptions, lead
     from shoal.commands.up.script import script
 
     problems = wanted.problems()
@@ -87,4 +87,4 @@ def up(words: list[str]) -> int:
         return follow(allocation, folder, wanted.deadline)
     seconds = time_left(os.environ) if seconds is None else seconds
     until = None if seconds is None else max(seconds - wanted.margin, 0.0)
-    return lead(allocation, Orders(driver, folder, wanted.deadline, wanted.port, wanted.grace, until))
+    return lead(allocation, JobOptions(driver, folder, wanted.deadline, wanted.port, wanted.grace, until))
