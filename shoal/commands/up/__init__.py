@@ -1,5 +1,6 @@
 """`shoal up`: a Ray cluster inside an allocation, for as long as one command runs.
 
+    job.py          one rank of a job: leads or follows
     allocation.py   rank, size, CPUs and time limit, from the variables of the launcher and the scheduler
     link.py         the connection between rank 0 and another rank, and its messages
     roster.py       the other ranks, as rank 0 sees them
