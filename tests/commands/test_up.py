@@ -1,6 +1,7 @@
 """`shoal up` with real launchers, a real Ray and real signals."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import pytest
 from shoal.base import lifetime
 from shoal.commands.up import link
 from shoal.commands.up.allocation import Allocation, parse_duration, time_left
+from shoal.commands.up.roster import Roster
 from shoal.errors import UsageError
 from shoal.runs.folder import RunDir
 from shoal.spmd.launching import mpirun, without_rank
@@ -186,6 +188,23 @@ def test_a_rank_that_does_not_find_the_first(tmp_path: Path) -> None:
     assert code == 1
     assert "did not find rank 0" in out
     assert "--folder PATH" in out
+
+
+def test_only_ranks_that_know_the_secret_are_admitted(tmp_path: Path) -> None:
+    roster = Roster(tmp_path, 2)
+    leader = json.loads((tmp_path / link.FILE).read_text())
+    hello = {"rank": 1, "machine": "there/1", "cores": [0], "limit": None}
+    with contextlib.closing(roster), socket.create_connection(("127.0.0.1", leader["port"])) as stranger:
+        stranger.sendall((json.dumps(hello | {"token": "guessed"}) + "\n").encode() * 2)
+        for _ in range(2):
+            assert roster.poll(5.0) == []
+        assert stranger.recv(1) == b"", "the connection is closed"
+        with socket.create_connection(("127.0.0.1", leader["port"])) as rank:
+            rank.sendall((json.dumps(hello | {"token": leader["token"]}) + "\n").encode())
+            while roster.missing:
+                roster.poll(5.0)
+            assert json.loads(rank.recv(100)) == {"do": "welcome"}
+        assert [member.state for member in roster.poll(5.0)] == ["gone"]
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
