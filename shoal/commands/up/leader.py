@@ -73,10 +73,10 @@ def lead(allocation: Allocation, options: JobOptions) -> int:
         try:
             code = leader.drive(leader.start_nodes())
         finally:
-            leader.say("stopping all nodes")
+            leader.report("stopping all nodes")
             leader.stop_others()
         stack.close()
-        leader.say(f"all nodes are stopped; logs are in {options.folder / 'logs'}")
+        leader.report(f"all nodes are stopped; logs are in {options.folder / 'logs'}")
     return code
 
 
@@ -89,7 +89,7 @@ class Leader:
         self.roster = Roster(options.folder, allocation.size)
         self.reaper = Reaper()
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print one line with the time since the start."""
         print(f"[shoal up {time.monotonic() - self._begun:6.1f} s] {text}", flush=True)
 
@@ -99,19 +99,19 @@ class Leader:
         """Start Ray on every machine, and return its head node, which is on this one."""
         job, size = self.allocation, self.allocation.size
         if size > 1:
-            self.say(f"job {job.job} of {job.launcher}: {size} ranks; waiting for {size - 1}")
+            self.report(f"job {job.job} of {job.launcher}: {size} ranks; waiting for {size - 1}")
             self._wait(self._missing_ranks, "ranks")
         here = machine_id()
         others = self._first_ranks(here)
         ip = self.roster.reached_at if others else LOOPBACK_IP
-        self.say(f"{size} rank(s) on {1 + len(others)} machine(s); starting Ray's head node on {ip}")
+        self.report(f"{size} rank(s) on {1 + len(others)} machine(s); starting Ray's head node on {ip}")
         _check_port(ip, self.options.port)
         spec = NodeSpec(ip, self._cores(here, job.cores), job.limit, self.roster.token, port=self.options.port)
         log = self.options.folder / "logs" / host_name(here) / "ray-start.log"
         node = LocalNode.start(spec, self.reaper, log)
         try:
             self._wait(lambda: _starting(node), "Ray's head node")
-            self.say(f"Ray's head node is up at {node.address} with {spec.cpus} CPUs")
+            self.report(f"Ray's head node is up at {node.address} with {spec.cpus} CPUs")
             self._start_other_nodes(others, node)
         except BaseException:
             node.keep_logs()
@@ -140,7 +140,7 @@ class Leader:
             member.link.send(order)
         if members:
             self._wait(lambda: _joining(members), "nodes")
-            self.say(f"all {1 + len(members)} nodes have joined")
+            self.report(f"all {1 + len(members)} nodes have joined")
 
     def _cores(self, machine: str, own: Sequence[int]) -> list[int]:
         """Unite the cores of all ranks of a machine: a launcher may bind each rank to a few."""
@@ -162,7 +162,7 @@ class Leader:
             silent = now - printed_at
             if (pending.count < printed and silent >= _PROGRESS_EVERY) or silent >= _REPEAT_EVERY:
                 printed, printed_at = pending.count, now
-                self.say(f"{what}: {done} of {total}, waiting for {pending.names}")
+                self.report(f"{what}: {done} of {total}, waiting for {pending.names}")
             if now - begun > deadline:
                 raise EngineError(
                     f"{what}: {done} of {total} ready after {deadline:g} s; missing: {pending.names}. Check their "
@@ -187,7 +187,7 @@ class Leader:
         words = [word.replace("{address}", node.address) for word in self.options.driver]
         variables = without_rank(os.environ) | dict(node.variables) | {"RAY_ADDRESS": node.address}
         driver = Driver.start(words, variables, self.options.grace)
-        self.say(f"driver (pid {driver.pid}): {driver.command}")
+        self.report(f"driver (pid {driver.pid}): {driver.command}")
         is_late = False
         while (code := driver.poll()) is None:
             news = self.roster.poll(_LOOK)
@@ -196,21 +196,21 @@ class Leader:
                 continue
             self._report_losses(news)
             if node.failure:
-                self.say(f"Ray's head node has failed. {node.failure}")
+                self.report(f"Ray's head node has failed. {node.failure}")
                 self._stop.number = self._stop.number or signal.SIGTERM
             elif self._is_time_up() and not self._stop.number:
                 is_late = True
-                self.say("the time of the job is nearly up")
+                self.report("the time of the job is nearly up")
                 self._stop.number = signal.SIGTERM
             if self._stop.number:
                 name = signal.Signals(self._stop.number).name
-                self.say(f"sending {name} to the driver, which has {self.options.grace:g} s to save and end")
+                self.report(f"sending {name} to the driver, which has {self.options.grace:g} s to save and end")
                 driver.ask_to_stop(self._stop.number)
         driver.wait_for_group()
         node.keep_logs()
-        self.say(f"the driver ended with exit code {code}")
+        self.report(f"the driver ended with exit code {code}")
         if is_late and code:
-            self.say(f"exit code {REQUEUE}: start the job again to continue")
+            self.report(f"exit code {REQUEUE}: start the job again to continue")
             return REQUEUE
         return code
 
@@ -222,7 +222,8 @@ class Leader:
         for member in news:
             if member.state in ("failed", "gone"):
                 what = "lost its node" if member.state == "failed" else "died"
-                self.say(f"rank {member.rank} on {member.host} {what}; the driver continues. {member.failure}".rstrip())
+                text = f"rank {member.rank} on {member.host} {what}; the driver continues. {member.failure}"
+                self.report(text.rstrip())
 
     # Stop -----------------------------------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class Leader:
         while left := [member for member in members if member.state not in ("stopped", "gone")]:
             if time.monotonic() > deadline:
                 names = ", ".join(f"{member.rank} ({member.host})" for member in left)
-                self.say(f"no answer from rank {names}; the reaper there stops what is left")
+                self.report(f"no answer from rank {names}; the reaper there stops what is left")
                 return
             self.roster.poll(_LOOK)
 

@@ -104,7 +104,7 @@ class Session:
         """Start or join Ray, and stop or leave it once the last engine has closed."""
         try:
             with contextlib.ExitStack() as stack:
-                options: dict[str, Any] = {"logging_level": logging.ERROR}
+                options: dict[str, object] = {"logging_level": logging.ERROR}
                 options |= {"log_to_driver": log.isEnabledFor(logging.DEBUG)}
                 options |= {"runtime_env": self.runtime_env} if self.runtime_env else {}
                 if _is_local(address):
@@ -125,7 +125,7 @@ class Session:
             else:
                 ready.set_exception(error)
 
-    def _start(self, reaper: Reaper, cpus: float, options: dict[str, Any]) -> None:
+    def _start(self, reaper: Reaper, cpus: float, options: dict[str, object]) -> None:
         self.started = True
         folder = tempfile.mkdtemp(prefix=f"shoal-ray-{os.getpid()}-", dir=SESSION_ROOT)
         reaper.remove(folder)
@@ -150,7 +150,7 @@ class Session:
             worker.threads_stopped.set()  # before the next line: else the thread polls the closed subscriber in a loop
             worker.gcs_error_subscriber.close()
 
-    def _connect(self, address: str, options: dict[str, Any]) -> None:
+    def _connect(self, address: str, options: dict[str, object]) -> None:
         host, _, port = address.rpartition(":")
         if address.startswith("ray://"):
             raise UsageError(

@@ -213,7 +213,7 @@ class RayTransport:
                 remote.setdefault(actor.node, {})[actor.pid] = actor.number
         events = self._looked(local, live_processes(list(local)))
         for node, workers in remote.items():
-            if not self._watchers.is_ready(node):  # it is still starting, which says nothing about the workers
+            if not self._watchers.is_ready(node):  # it is still starting, which is no sign of dead workers
                 events += [Heard(number) for number in workers.values()]
             question = self._watchers.live_processes(node, list(workers))
             self._ask(question, functools.partial(self._watched, node, workers))
@@ -259,7 +259,7 @@ class RayTransport:
                 answer = actor.handle.take.remote(kind, number, bytes(frame))
                 self._ask(answer, functools.partial(self._done, worker, number))
                 return
-            content: Any = bytes(frame)
+            content: object = bytes(frame)
             if kind == Kind.SHARE:
                 stored = self._shared.setdefault(number, _StoredValue())
                 stored.reference = stored.reference or self._ray.put(content)
@@ -309,9 +309,9 @@ class RayTransport:
         self._session.leave()
 
 
-def _actor_options(session: Session, demand: Mapping[str, float], runtime_env: RuntimeEnv) -> dict[str, Any]:
+def _actor_options(session: Session, demand: Mapping[str, float], runtime_env: RuntimeEnv) -> dict[str, object]:
     """Build Ray's options for a worker."""
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "num_cpus": demand["CPU"],
         "resources": {name: amount for name, amount in demand.items() if name != "CPU"},
     }
