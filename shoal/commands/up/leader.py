@@ -49,7 +49,7 @@ class JobOptions:
 class _Pending(NamedTuple):
     """What is still waited for."""
 
-    count: int
+    remaining: int
     names: str
 
 
@@ -150,18 +150,18 @@ class Leader:
     def _wait(self, check: Callable[[], _Pending], what: str) -> None:
         """Wait until nothing is pending, and print progress."""
         deadline = self.options.deadline
-        total = check().count
+        total = check().remaining
         begun = printed_at = time.monotonic()
         printed = total
         while True:
             pending = check()
             now = time.monotonic()
-            if pending.count == 0:
+            if pending.remaining == 0:
                 return
-            done = total - pending.count
+            done = total - pending.remaining
             silent = now - printed_at
-            if (pending.count < printed and silent >= _PROGRESS_EVERY) or silent >= _REPEAT_EVERY:
-                printed, printed_at = pending.count, now
+            if (pending.remaining < printed and silent >= _PROGRESS_EVERY) or silent >= _REPEAT_EVERY:
+                printed, printed_at = pending.remaining, now
                 self.report(f"{what}: {done} of {total}, waiting for {pending.names}")
             if now - begun > deadline:
                 raise EngineError(
