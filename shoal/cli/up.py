@@ -1,23 +1,21 @@
-"""The command `up`: a Ray cluster inside of an allocation, for as long as one command runs."""
+"""The command `up`: a Ray cluster inside an allocation, for as long as one command runs."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.base import validation
 from shoal.cli.parsing import parse
-from shoal.errors import MissingExtra, UsageError
+from shoal.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Up:
-    """Start Ray on every machine of this job, run COMMAND once, on the first, and stop everything.
+class UpArgs:
+    """Start Ray on every machine of this job, run COMMAND once on the first machine, and stop everything.
 
-    In COMMAND, {address} stands for the address of the cluster, which is also in RAY_ADDRESS. Its exit code is the
-    exit code.
+    In COMMAND, {address} is replaced by the address of the cluster, which is also in RAY_ADDRESS. The exit code is
+    that of COMMAND.
 
         mpirun -n 4 shoal up -- shoal train trpo Walker2d-v5 --engine ray
         srun shoal up -- python train.py --address {address}
@@ -25,29 +23,29 @@ class Up:
     """
 
     folder: str = "shoal-up"
-    """Folder that all machines see, for logs, and for ranks to find each other."""
+    """Folder shared by all machines, for logs and for the ranks to find each other."""
     deadline: float = 120.0
-    """Seconds for all ranks to come, for Ray to start, and for all nodes to join; each."""
+    """Seconds to wait for all ranks to connect, for Ray to start, and for all nodes to join (each)."""
     port: int = 0
-    """Port of the cluster; a free one unless told."""
+    """Port of the cluster; 0 is any free one."""
     grace: float = 30.0
-    """Seconds for COMMAND to end after a signal; then it is killed."""
+    """Seconds COMMAND has to end after a signal before it is killed."""
     walltime: str | None = None
-    """Time of the job: 12:00:00, 90m or 2h. Unless told, what the scheduler says. Shortly before its end COMMAND gets a
-    SIGTERM, by which Shoal's own commands save; the exit code is 75: start the job again."""
+    """Time limit of the job: 12:00:00, 90m or 2h (default: the scheduler's). Shortly before it, COMMAND gets a SIGTERM,
+    on which Shoal's commands save; the exit code is then 75: start the job again to continue."""
     margin: float = 120.0
-    """How many seconds before that end."""
+    """Seconds between that SIGTERM and the time limit."""
     ranks: int | None = None
-    """Number of ranks, where the launcher does not say."""
+    """Number of ranks (default: from the launcher; aprun does not set it)."""
     job: str | None = None
-    """A name for this start that all ranks know, where the launcher gives none."""
+    """Unique name of this job, the same on all ranks (default: from the launcher)."""
     print_script: str | None = None
-    """Print a batch script for slurm or pbs that does this, and do nothing else."""
+    """Print a batch script for slurm or pbs that runs this command, and exit."""
     nodes: int = 2
-    """Machines that the script asks for."""
+    """Number of machines that the batch script requests."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """List everything that is wrong with the values."""
         found = validation.field_problems(
             self, at_least_one=("nodes",), above_zero=("deadline",), not_negative=("grace", "margin")
         )
@@ -57,34 +55,35 @@ class Up:
 
 
 def up(words: list[str]) -> int:
-    """Bring a cluster up, run a command, take it down."""
+    """Run a command on a Ray cluster that exists only while it runs."""
     at = words.index("--") if "--" in words else len(words)
-    wanted, driver = parse(Up, words[:at], "up"), words[at + 1 :]
-    from shoal.commands.up.allocation import Allocation, duration, time_left
-    from shoal.commands.up.head import REQUEUE, Orders, lead
-    from shoal.commands.up.script import script
+    args, driver = parse(UpArgs, words[:at], "up"), words[at + 1 :]
+    from shoal.commands.up.allocation import parse_duration
+    from shoal.commands.up.job import run_rank
+    from shoal.commands.up.leader import REQUEUE
+    from shoal.commands.up.script import batch_script
 
-    problems = wanted.problems()
+    problems = args.problems()
     if not driver:
-        problems.append("there is no command to run. Put it behind two dashes: shoal up -- python train.py")
-    seconds = None
+        problems.append("there is no command to run. Put it after two dashes: shoal up -- python train.py")
+    walltime = None
     try:
-        seconds = None if wanted.walltime is None else duration(wanted.walltime)
+        walltime = None if args.walltime is None else parse_duration(args.walltime)
     except UsageError as error:
         problems += error.problems
     if problems:
         raise UsageError(problems)
-    if wanted.print_script is not None:
-        print(script(wanted.print_script, driver, wanted.nodes, seconds or 3600.0, REQUEUE), end="")
+    if args.print_script is not None:
+        print(batch_script(args.print_script, driver, args.nodes, walltime or 3600.0, REQUEUE), end="")
         return 0
-    if importlib.util.find_spec("ray") is None:
-        raise MissingExtra("`shoal up` needs Ray. To install it, type: pip install 'shoal[ray]'")
-    allocation = Allocation.read(os.environ, wanted.ranks, wanted.job)
-    folder = Path(wanted.folder).absolute() / allocation.job
-    if allocation.rank:
-        from shoal.commands.up.follower import follow
-
-        return follow(allocation, folder, wanted.deadline)
-    seconds = time_left(os.environ) if seconds is None else seconds
-    until = None if seconds is None else max(seconds - wanted.margin, 0.0)
-    return lead(allocation, Orders(driver, folder, wanted.deadline, wanted.port, wanted.grace, until))
+    return run_rank(
+        driver,
+        folder=Path(args.folder),
+        deadline=args.deadline,
+        port=args.port,
+        grace=args.grace,
+        walltime=walltime,
+        margin=args.margin,
+        ranks=args.ranks,
+        job=args.job,
+    )

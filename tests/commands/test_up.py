@@ -1,6 +1,7 @@
-"""`shoal up`: real launchers, real Ray, real signals."""
+"""`shoal up` with real launchers, a real Ray and real signals."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -17,7 +18,9 @@ import psutil
 import pytest
 
 from shoal.base import lifetime
-from shoal.commands.up.allocation import Allocation, duration, time_left
+from shoal.commands.up import link
+from shoal.commands.up.allocation import Allocation, parse_duration, time_left
+from shoal.commands.up.roster import Roster
 from shoal.errors import UsageError
 from shoal.runs.folder import RunDir
 from shoal.spmd.launching import mpirun, without_rank
@@ -35,7 +38,7 @@ WALK = [
     "--value-epochs=1",
 ]
 TEMPORARY = Path(tempfile.gettempdir())
-OURS = {"SHOAL_TESTED_BY": str(os.getpid())}  # somebody else may use Ray on this machine at the same time
+OURS = {"SHOAL_TESTED_BY": str(os.getpid())}  # other users may run Ray on this machine at the same time
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -43,7 +46,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def ranks(job: str, rank: int, size: int) -> dict[str, str]:
-    """What Open MPI sets."""
+    """Variables that Open MPI sets."""
     return environment(OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE=str(size), PMIX_NAMESPACE=job)
 
 
@@ -61,7 +64,7 @@ def up(cwd: Path, *words: str, env: dict[str, str] | None = None) -> tuple[int, 
 
 
 def left_behind(before: set[int]) -> list[str]:
-    """Processes of Ray or of a driver that a test has started. Ray's workers hide their variables; orphans are seen."""
+    """Processes of Ray or of a driver that a test has started. Ray's workers hide their variables: look for orphans."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -86,7 +89,7 @@ def nothing_is_left() -> Iterator[None]:
         time.sleep(0.05)
 
 
-# What launchers and schedulers say ----------------------------------------------------------------------------
+# Variables of launchers and schedulers ------------------------------------------------------------------------
 
 
 def test_allocation_from_variables() -> None:
@@ -96,7 +99,7 @@ def test_allocation_from_variables() -> None:
     assert (one.launcher, one.rank, one.size, one.job, one.limit) == ("srun", 3, 8, "77-0", 12)
     assert 990 < (time_left(slurm) or 0) <= 1000
     again = Allocation.read(slurm | {"SLURM_RESTART_COUNT": "1"})
-    assert again.job == "77-0-1", "a job that was requeued does not meet its former self"
+    assert again.job == "77-0-1", "a requeued job does not meet its earlier start"
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-host/x-12@1"}
     assert Allocation.read(mpi).job == "prterun-host-x-12-1"
     assert Allocation.read({}).size == 1
@@ -130,10 +133,10 @@ def test_durations() -> None:
         "2h": 7200,
         "1.5s": 1.5,
     }.items():
-        assert duration(text) == seconds
+        assert parse_duration(text) == seconds
     for text in ("", "5", "1:2:3", "10:00", "h"):
         with pytest.raises(UsageError, match="12:00:00"):
-            duration(text)
+            parse_duration(text)
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
@@ -162,7 +165,7 @@ def test_batch_scripts_hand_the_command_over_as_it_is(tmp_path: Path, scheduler:
 # Mistakes, before Ray is started ------------------------------------------------------------------------------
 
 
-def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     code, out = up(tmp_path, "--deadline=0", "--walltime=soon", "--port=70000")
     assert code == 2
     for words in ("deadline must be above 0", "'soon' is not a time", "70000", "no command to run"):
@@ -174,8 +177,8 @@ def test_a_rank_that_never_starts_is_named(tmp_path: Path) -> None:
     second = start(tmp_path, "--deadline=6", "--", "true", env=ranks("never", 1, 3))
     out, _ = first.communicate(timeout=60)
     assert first.returncode == 1
-    assert "ranks: 1 of 2 came within 6 s; not there: rank 2" in out
-    assert second.wait(30) == 0, "a rank that has come is let go"
+    assert "ranks: 1 of 2 ready after 6 s; missing: rank 2" in out
+    assert second.wait(30) == 0, "a rank that has connected is told to end"
     assert second.stdout is not None
     second.stdout.close()
 
@@ -187,18 +190,35 @@ def test_a_rank_that_does_not_find_the_first(tmp_path: Path) -> None:
     assert "--folder PATH" in out
 
 
+def test_only_ranks_that_know_the_secret_are_admitted(tmp_path: Path) -> None:
+    roster = Roster(tmp_path, 2)
+    leader = json.loads((tmp_path / link.FILE).read_text())
+    hello = {"rank": 1, "machine": "there/1", "cores": [0], "limit": None}
+    with contextlib.closing(roster), socket.create_connection(("127.0.0.1", leader["port"])) as stranger:
+        stranger.sendall((json.dumps(hello | {"token": "guessed"}) + "\n").encode() * 2)
+        for _ in range(2):
+            assert roster.poll(5.0) == []
+        assert stranger.recv(1) == b"", "the connection is closed"
+        with socket.create_connection(("127.0.0.1", leader["port"])) as rank:
+            rank.sendall((json.dumps(hello | {"token": leader["token"]}) + "\n").encode())
+            while roster.missing:
+                roster.poll(5.0)
+            assert json.loads(rank.recv(100)) == {"do": "welcome"}
+        assert [member.state for member in roster.poll(5.0)] == ["gone"]
+
+
 def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, out = up(tmp_path, f"--port={port}", "--", "true")
     assert code == 2
     assert f"port {port} on 127.0.0.1 cannot be used: Address already in use" in out
-    assert "Leave --port out" in out
+    assert "Without --port" in out
 
 
 # With Ray -----------------------------------------------------------------------------------------------------
 
-# As anybody's Ray program: it knows nothing of Shoal.
+# Any Ray program: it does not use Shoal.
 PI = """
     import random
     import ray
@@ -216,7 +236,7 @@ PI = """
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Digests of the run, serial."""
+    """Digests of the run on the serial engine."""
     folder = tmp_path_factory.mktemp("plain")
     words = ["train", "trpo", *WALK, "--iterations=6", "--engine=serial", "--name=plain"]
     subprocess.run([*SHOAL, *words], cwd=folder, env=environment(), check=True, capture_output=True)
@@ -228,7 +248,7 @@ def digests(folder: Path, name: str) -> list[str]:
 
 
 def drivers(folder: Path) -> list[str]:
-    """A driver that runs Shoal on the cluster, then somebody else's program, and then fails with exit code 7."""
+    """A driver that runs Shoal on the cluster, then another program, and then fails with exit code 7."""
     (folder / "pi.py").write_text(textwrap.dedent(PI))
     train = " ".join([*SHOAL, "train", "trpo", *WALK, "--iterations=6", "--engine=ray", "--name=up"])
     return ["sh", "-c", f"{train} && {sys.executable} pi.py && echo at {{address}} is $RAY_ADDRESS && exit 7"]
@@ -247,14 +267,14 @@ def test_under_mpirun(tmp_path: Path, plain: list[str]) -> None:
     address = done.stdout.split(" is up at ")[1].split()[0]
     assert address != old
     assert f"at {address} is {address}" in done.stdout
-    for stage in ("4 rank(s) on 1 machine(s)", "driver (pid", "ended with exit code 7", "all is stopped"):
+    for stage in ("4 rank(s) on 1 machine(s)", "driver (pid", "ended with exit code 7", "all nodes are stopped"):
         assert stage in done.stdout
-    assert list(tmp_path.glob("shoal-up/*/logs/*/raylet.out")), "logs of the node"
+    assert list(tmp_path.glob("shoal-up/*/logs/*/raylet.out")), "logs of the node are kept"
 
 
 @contextlib.contextmanager
 def stale_ray() -> Iterator[str]:
-    """A Ray that somebody has left running on this machine."""
+    """A Ray that another user has left running on this machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["start", "--head", f"--port={port}", "--include-dashboard=false", "--num-cpus=1", "--block"]
@@ -263,7 +283,7 @@ def stale_ray() -> Iterator[str]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     yield f"127.0.0.1:{port}"
-    assert process.poll() is None, "what is not ours is left alone"
+    assert process.poll() is None, "a Ray of another user is left alone"
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     process.wait(30)
@@ -285,7 +305,7 @@ SLEEPER = """
 def test_killed_first_rank_takes_everything_along(tmp_path: Path) -> None:
     stale = tmp_path / "shoal-up" / "killed"
     stale.mkdir(parents=True)
-    (stale / "head.json").write_text('{"addresses": ["127.0.0.1"], "port": 9, "token": "old"}')
+    (stale / link.FILE).write_text('{"addresses": ["127.0.0.1"], "port": 9, "token": "old"}')
     (tmp_path / "driver.py").write_text(textwrap.dedent(SLEEPER))
     second = start(tmp_path, "--", "true", env=ranks("killed", 1, 2))
     first = start(tmp_path, "--", sys.executable, "driver.py", env=ranks("killed", 0, 2))
@@ -295,7 +315,7 @@ def test_killed_first_rank_takes_everything_along(tmp_path: Path) -> None:
     assert second.returncode == 1, out
     assert "rank 0 is gone" in out
     read_until(first, "saved")
-    first.communicate(timeout=30)  # once nobody holds its output any more
+    first.communicate(timeout=30)  # once no process holds its output any more
 
 
 def test_driver_is_asked_to_save(tmp_path: Path) -> None:
@@ -312,7 +332,7 @@ def test_driver_is_asked_to_save(tmp_path: Path) -> None:
     assert "start the job again" in out
 
 
-def test_address_that_ray_is_slow_to_write_down_is_waited_for(tmp_path: Path) -> None:
+def test_address_that_ray_writes_late_is_waited_for(tmp_path: Path) -> None:
     slow = """
         import sys
         if "ray.scripts.scripts" in sys.orig_argv:
@@ -338,4 +358,4 @@ def test_two_hosts_one_command(tmp_path: Path, plain: list[str], two_hosts: list
     assert "all 2 nodes have joined" in done.stdout
     assert digests(folder, "up") == plain
     assert "; 2 node(s)" in done.stdout
-    assert len(list(folder.glob("shoal-up/*/logs/*/ray-start.log"))) == 2, "of each machine"
+    assert len(list(folder.glob("shoal-up/*/logs/*/ray-start.log"))) == 2, "one per machine"

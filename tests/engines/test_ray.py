@@ -16,13 +16,13 @@ import pytest
 
 import shoal
 from shoal import engines
-from shoal.engines.ray.session import FOLDERS, Session
+from shoal.engines.ray.session import SESSION_ROOT, Session
 from shoal.errors import EngineError, UsageError, WorkerRefused
 from shoal.runs.folder import RunDir
 from tests.engines.contract import WorkersContract
 from tests.support import tasks
 
-pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are none of ours
+pytestmark = pytest.mark.filterwarnings("default")  # Ray's own warnings are not ours to fix
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token"}
@@ -39,18 +39,18 @@ WALK = [
 
 @pytest.fixture(scope="module", autouse=True)
 def one_ray() -> Iterator[None]:
-    """A Ray that stays open for the engines of all tests."""
+    """A Ray that stays open for the engines of all tests in this module."""
     session = Session.join(None, 8.0, {})
     yield
     session.leave()
 
 
 def actors() -> list[psutil.Process]:
-    """Workers of Shoal among the processes of Ray, which has others in reserve."""
+    """Shoal's actors among the processes of Ray, which keeps idle ones in reserve."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if process.cmdline()[0].startswith(("ray::Worker", "ray::Watcher")):
+            if process.cmdline()[0].startswith(("ray::WorkerActor", "ray::NodeWatcher")):
                 found.append(process)
         except (psutil.Error, IndexError):
             continue
@@ -72,7 +72,7 @@ class TestRay(WorkersContract):
         return shoal.engine("ray", **{"workers": 2, **options})
 
 
-def test_all_wrong_options_are_said_at_once() -> None:
+def test_all_wrong_options_are_reported_at_once() -> None:
     wrong = {"placement": "here", "num_cpus": 0, "resources": {"big": -1}, "runtime_env": "x", "colour": "red"}
     with pytest.raises(UsageError) as caught:
         shoal.engine("ray", **{name: value for name, value in wrong.items() if name != "colour"})
@@ -97,13 +97,13 @@ def test_workers_that_cannot_start(tmp_path: Path) -> None:
             engine.submit(tasks.echo, 1).result(100)
 
 
-def test_options_that_ray_does_not_take() -> None:
+def test_options_that_ray_rejects() -> None:
     with shoal.engine("ray", 1, runtime_env={"working_dir": "/nowhere"}) as engine:
-        with pytest.raises(EngineError, match=r"does not take the options.*/nowhere"):
+        with pytest.raises(EngineError, match=r"rejects the options.*/nowhere"):
             engine.submit(tasks.echo, 1).result(60)
 
 
-def test_the_head_has_nothing_to_do_while_workers_work() -> None:
+def test_the_head_is_idle_while_workers_work() -> None:
     with shoal.engine("ray", workers=1) as engine:
         engine.map(tasks.echo, range(3))
         before = time.process_time()
@@ -126,7 +126,7 @@ def test_another_cluster_at_the_same_time_is_refused() -> None:
 
 
 def assert_gone(head: "subprocess.Popen[str]", family: list[psutil.Process]) -> None:
-    """Nothing is left of a head: neither processes nor its session folder."""
+    """Nothing is left of a head: no processes and no session folder."""
     assert not psutil.wait_procs(family, timeout=20)[1]
     deadline = time.monotonic() + 20
     while left := folders_of(head):
@@ -135,7 +135,7 @@ def assert_gone(head: "subprocess.Popen[str]", family: list[psutil.Process]) -> 
 
 
 def folders_of(head: "subprocess.Popen[str]") -> list[Path]:
-    return list(FOLDERS.glob(f"shoal-ray-{head.pid}-*"))
+    return list(SESSION_ROOT.glob(f"shoal-ray-{head.pid}-*"))
 
 
 SCRIPT = """
@@ -152,9 +152,9 @@ SCRIPT = """
         time.sleep(600)
 
     if __name__ == "__main__":
-        signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+        signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
         engine = shoal.engine("ray", workers=2, runtime_env={"working_dir": sys.argv[1]})
-        pathlib.Path(__file__).unlink()  # workers get its text
+        pathlib.Path(__file__).unlink()  # workers get its source
         print(engine.map(work, range(4)), *engine.map(travelling.where, [0]), flush=True)
         engine.submit(sleepy, 1)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -174,7 +174,7 @@ def test_nothing_of_ray_outlives_a_head_that_is_killed(tmp_path: Path) -> None:
         results, _, where = head.stdout.readline().rpartition(" ")
         assert results == "[0, 1, 4, 9]"
         assert "runtime_resources" in where, "the node's copy of the module, not the file of the head"
-        assert head.stdout.readline() == "told\n", "signals are the script's own"
+        assert head.stdout.readline() == "handled\n", "Ray leaves signals to the script"
         family = family_of(head)
         while not any(process.name() == "sleep" for process in family):
             family = family_of(head)
@@ -189,7 +189,7 @@ def family_of(head: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 @pytest.mark.timeout(240)
 def test_nodes_come_and_go(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("ray_cluster.py")
+    script = ROOT / "tests/support/ray_cluster.py"
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
@@ -203,9 +203,9 @@ def test_nodes_come_and_go(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["workers"][:2] == [1, 1]
     assert max(found["workers"]) == 3, "a node that joins is used"
-    assert found["lost"] == 2, "with the node went its workers, and no others"
-    assert found["answers"] == list(range(1, 11)), "a node that would compute other bits is left out"
-    assert found["threads"] == "1", "also in a Ray that Shoal has not started"
+    assert found["lost"] == 2, "only the workers of the node are lost with it"
+    assert found["answers"] == list(range(1, 11)), "a node that would compute other bits is not used"
+    assert found["threads"] == "1", "also in a Ray that Shoal did not start"
     assert (found["spread"], found["pack"]) == (2, 1)
     assert found["elsewhere"] in (None, ["survived", "survived", []])  # a process namespace needs root
     words = ["train", "trpo", *WALK, "--iterations=8", "--engine=serial", "--name=serial", "--no-tensorboard"]

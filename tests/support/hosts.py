@@ -1,4 +1,4 @@
-"""Several hosts on one machine."""
+"""Two network namespaces that act as two hosts."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from shoal.spmd.launching import mpirun
 
 AGENT = """#!/bin/sh
-# What mpirun calls in place of ssh: this HOST COMMAND...
+# mpirun runs this instead of ssh: agent HOST COMMAND...
 case "$1" in 10.77.7.1) name=shoal-a;; 10.77.7.2) name=shoal-b;; esac
 shift
 exec ip netns exec $name unshare --uts sh -c "hostname $name; $*"
@@ -18,7 +18,7 @@ exec ip netns exec $name unshare --uts sh -c "hostname $name; $*"
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[list[str]]:
-    """Two network namespaces as hosts, and the beginning of a command that runs ranks on both."""
+    """The beginning of a command that runs ranks on two hosts."""
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""A Ray cluster whose nodes come and go while a run goes on. Run by test_ray.py in a process of its own."""
+"""A Ray cluster whose nodes join and leave during a run. test_ray.py runs it as a separate process."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-class Comings:
+class AddsAndKillsNode:
     """A tracker that adds a node after the second iteration and kills it in the middle of the fifth."""
 
     def __init__(self, engine: shoal.Engine, cluster: Cluster) -> None:
@@ -59,13 +59,13 @@ def elastic(cluster: Cluster) -> dict[str, Any]:
     config = trpo.Config(batch_steps=256, lanes=4, width=2, hidden=(8,), value_epochs=1)
     settings = run.Settings("tests.support.toys:Walk-v0", iterations=8, name="elastic", tensorboard=False, engine="ray")
     with RayEngine() as engine:
-        comings = Comings(engine, cluster)
-        run.train(RunSpec("trpo", settings, config), engine=engine, trackers=[comings], console=Console(quiet=True))
+        tracker = AddsAndKillsNode(engine, cluster)
+        run.train(RunSpec("trpo", settings, config), engine=engine, trackers=[tracker], console=Console(quiet=True))
         wait(lambda: engine.telemetry().lost_workers >= 2)
-        return {"workers": comings.workers, "lost": engine.telemetry().lost_workers}
+        return {"workers": tracker.workers, "lost": engine.telemetry().lost_workers}
 
 
-class Lines(logging.Handler):
+class LogLines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
@@ -75,13 +75,13 @@ class Lines(logging.Handler):
 
 
 def mixed(cluster: Cluster) -> dict[str, Any]:
-    """A second node with another arithmetic."""
-    said = Lines()
-    logging.getLogger("shoal").addHandler(said)
+    """A second node whose arithmetic differs."""
+    logged = LogLines()
+    logging.getLogger("shoal").addHandler(logged)
     node = cluster.add_node(num_cpus=2, env_vars={"OPENBLAS_CORETYPE": "Nehalem"})
     with RayEngine() as engine:
         answers = engine.map(tasks.add, range(10), 1)
-        wait(lambda: any("is not used" in line for line in said.lines))
+        wait(lambda: any("is not used" in line for line in logged.lines))
         wait(lambda: engine.workers == 1)
         threads = engine.submit(tasks.variable, "OPENBLAS_NUM_THREADS").result(60)
     cluster.remove_node(node)
@@ -106,7 +106,7 @@ def elsewhere(cluster: Cluster) -> list[Any]:
             engine.submit(tasks.kill_once, "killed").result(60),
         ]
         pids = engine.pids
-    node.kill()  # and with it all processes of its namespace
+    node.kill()  # all processes of its namespace die with it
     node.wait(30)
     return [*answers, pids]
 

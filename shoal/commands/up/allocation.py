@@ -1,4 +1,4 @@
-"""What the launcher and the scheduler say about this process."""
+"""This process's place in its job, as the launcher and the scheduler describe it in environment variables."""
 
 from __future__ import annotations
 
@@ -13,99 +13,116 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import UsageError
-from shoal.spmd.launching import launched_rank
+from shoal.spmd.launching import LaunchedRank, launched_rank
 
-# Variables that together are equal for all ranks of one start, and differ between starts.
-_JOBS = (
+_JOB_VARIABLES = (
     ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     ("PMIX_NAMESPACE",),
     ("ALPS_APP_ID",),
     ("PALS_APID",),
     ("PBS_JOBID",),
 )
-_CPUS = ("SLURM_CPUS_ON_NODE", "PBS_NUM_PPN", "NCPUS")
+"""Per launcher, variables that together are equal on all ranks of one start and differ between starts."""
+_CPU_VARIABLES = ("SLURM_CPUS_ON_NODE", "PBS_NUM_PPN", "NCPUS")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """This rank's place in the job."""
+    """This rank, its job, and the cores it may use."""
 
     launcher: str
-    """Empty if nothing but this process was started."""
+    """Empty if no launcher started this process."""
     rank: int
     size: int
     job: str
-    """Names this start: equal on all of its ranks, and on no other that runs now."""
+    """Name of this start, equal on all its ranks and unique among the jobs that are running."""
     cores: tuple[int, ...]
-    """Those of this machine that this rank may use, by number."""
+    """Numbers of the cores of this machine that this rank may use."""
     limit: int | None
-    """How many CPUs of this machine belong to the job, if the scheduler says."""
+    """Number of this machine's CPUs that belong to the job; None if the scheduler does not set it."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str], ranks: int | None = None, job: str | None = None) -> Allocation:
-        """From the environment; `ranks` and `job` say what it does not."""
-        here = launched_rank(variables) or _pbs(variables)
-        launcher, rank, size = ("", 0, 1) if here is None else here if isinstance(here, tuple) else (
-            here.launcher, here.rank, here.size)  # fmt: skip
-        problems = []
-        if ranks is not None and ranks < 1:
-            problems.append(f"ranks must be at least 1, not {ranks}")
-        elif size is None and ranks is None:
-            problems.append(f"{launcher} does not say how many ranks it started. Say so with --ranks N")
-        elif None not in (size, ranks) and size != ranks and launcher:
-            problems.append(f"{launcher} started {size} ranks, not --ranks {ranks}")
-        names = [found for names in _JOBS if (found := [variables[name] for name in names if name in variables])]
-        if job is None and launcher and not names:
+        """Read the environment. `ranks` and `job` supply what the launcher does not set."""
+        here = launched_rank(variables) or _place_under_pbsdsh(variables) or LaunchedRank("", 0, 1)
+        problems = _size_problems(here, ranks)
+        name = job or _job_name(here.launcher, variables)
+        if not name:
             problems.append(
-                f"{launcher} gives this job no name that all ranks know. Make one up that was not used before: "
+                f"{here.launcher} sets no job name that all ranks know. Choose one that was not used before: "
                 f"--job {time.strftime('%m%d-%H%M')}"
             )
         if problems:
             raise UsageError(problems)
-        name = job or ("-".join(names[0]) if launcher else f"{socket.gethostname()}-{os.getpid()}")
-        told = next((int(variables[one]) for one in _CPUS if variables.get(one, "").isdigit()), None)
-        job = re.sub(r"[^\w.-]", "-", name)
-        return cls(launcher, rank, size or ranks or 1, job, _cores(variables), told)
+        return cls(
+            launcher=here.launcher,
+            rank=here.rank,
+            size=here.size or ranks or 1,
+            job=re.sub(r"[^\w.-]", "-", name),
+            cores=_cores(variables),
+            limit=next((int(variables[one]) for one in _CPU_VARIABLES if variables.get(one, "").isdigit()), None),
+        )
 
 
-def _pbs(variables: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """`pbsdsh -u` starts one process on each machine of the node file, and does not number them."""
+def _size_problems(here: LaunchedRank, ranks: int | None) -> list[str]:
+    """Compare the launcher's number of ranks with the user's."""
+    if ranks is not None and ranks < 1:
+        return [f"ranks must be at least 1, not {ranks}"]
+    if ranks is None and here.size is None:
+        return [f"{here.launcher} does not set the number of ranks. Give it: --ranks N"]
+    if ranks is not None and here.launcher and here.size not in (None, ranks):
+        return [f"{here.launcher} started {here.size} ranks, not --ranks {ranks}"]
+    return []
+
+
+def _job_name(launcher: str, variables: Mapping[str, str]) -> str:
+    """Name this start of the job; empty if the launcher sets nothing to name it by."""
+    if not launcher:
+        return f"{socket.gethostname()}-{os.getpid()}"
+    for names in _JOB_VARIABLES:
+        if values := [variables[name] for name in names if name in variables]:
+            return "-".join(values)
+    return ""
+
+
+def _place_under_pbsdsh(variables: Mapping[str, str]) -> LaunchedRank | None:
+    """Number this rank by the node file: `pbsdsh -u` starts one process per machine and does not number them."""
     file = variables.get("PBS_NODEFILE")
     if file is None or "PBS_TASKNUM" not in variables:
         return None
     hosts = list(dict.fromkeys(line.split(".")[0] for line in Path(file).read_text().split()))
-    mine = variables.get("HOSTNAME") or socket.gethostname()
-    if mine.split(".")[0] not in hosts:
-        raise UsageError(f"this machine ({mine}) is not in the node file {file}: {', '.join(hosts)}")
-    return "pbsdsh", hosts.index(mine.split(".")[0]), len(hosts)
+    here = variables.get("HOSTNAME") or socket.gethostname()
+    if here.split(".")[0] not in hosts:
+        raise UsageError(f"this machine ({here}) is not in the node file {file}: {', '.join(hosts)}")
+    return LaunchedRank("pbsdsh", hosts.index(here.split(".")[0]), len(hosts))
 
 
 def _cores(variables: Mapping[str, str]) -> tuple[int, ...]:
-    """Cores that this rank may use."""
+    """Find the cores that this rank may use, after undoing a launcher's binding."""
     if not hasattr(os, "sched_getaffinity"):
         return tuple(range(os.cpu_count() or 1))
     if "SLURM_JOB_ID" not in variables:
-        # mpirun may have bound this rank to one core, and Ray would be bound with it. What a container or a batch
-        # system allows is in a cgroup, which this cannot leave.
+        # mpirun may have bound this rank, and so Ray, to one core. The limits of a container or a batch system are in
+        # a cgroup, which this call cannot exceed.
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def time_left(variables: Mapping[str, str]) -> float | None:
-    """Seconds until the scheduler ends the job, if it says."""
+    """Seconds until the scheduler ends the job; None if it sets no limit."""
     if variables.get("SLURM_JOB_END_TIME", "").isdigit():
         return int(variables["SLURM_JOB_END_TIME"]) - time.time()
     if variables.get("PBS_WALLTIME", "").isdigit():
         return float(variables["PBS_WALLTIME"])
-    if "SLURM_JOB_ID" in variables and shutil.which("squeue"):  # older versions set no variable
+    if "SLURM_JOB_ID" in variables and shutil.which("squeue"):  # older versions of Slurm set no variable
         command = ["squeue", "--noheader", "--format=%L", f"--jobs={variables['SLURM_JOB_ID']}"]
-        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout.strip()
-        return duration(f"00:{said}" if said.count(":") == 1 else said) if ":" in said else None
+        left = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout.strip()
+        return parse_duration(f"00:{left}" if left.count(":") == 1 else left) if ":" in left else None
     return None
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds of `HH:MM:SS`, `D-HH:MM:SS` or a number with s, m, h or d."""
     clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d?):(\d\d)", text)
     if clock:

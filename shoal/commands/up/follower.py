@@ -1,4 +1,4 @@
-"""Every rank but the first: at most one Ray node per machine, for as long as rank 0 wants it."""
+"""Every rank but rank 0: one of them per machine runs a Ray node, as long as rank 0 needs it."""
 
 from __future__ import annotations
 
@@ -7,59 +7,81 @@ import select
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import cast
 
+from shoal.base import signals
 from shoal.base.lifetime import Reaper
-from shoal.commands.up import link
 from shoal.commands.up.allocation import Allocation
-from shoal.commands.up.node import Node
+from shoal.commands.up.link import RankLink, RankReport, StartNode, connect_to_leader, host_name, machine_id
+from shoal.commands.up.node import LocalNode, NodeSpec
 from shoal.errors import EngineError
 
 _LOOK = 0.2  # seconds between looks at Ray
 
 
 def follow(allocation: Allocation, folder: Path, deadline: float) -> int:
-    """Do as rank 0 says, until it ends. Rank 0 gives the job its exit code; this is 0 if all went well."""
-    # For rank 0, which gets them too and takes the driver's time. If it does not live, its connection ends.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+    """Obey rank 0 until it ends the job. Returns 0: the exit code of the job is rank 0's."""
+    # Rank 0 gets stop signals too, and gives the driver time to save. If rank 0 dies, its connection ends.
+    for number in signals.STOP:
         signal.signal(number, signal.SIG_IGN)
-    line = link.find(folder, allocation.rank, allocation.cores, allocation.limit, time.monotonic() + deadline)
-    with contextlib.closing(Reaper()) as reaper, contextlib.closing(line.socket):
-        logs = folder / "logs" / link.name(link.machine())
-        node: Node | None = None
-        state = ""
+    link = connect_to_leader(allocation, folder, time.monotonic() + deadline)
+    with contextlib.closing(Reaper()) as reaper, contextlib.closing(link.socket):
+        Follower(allocation.rank, link, reaper, folder / "logs" / host_name(machine_id())).run()
+    return 0
+
+
+class Follower:
+    """Obeys the orders of rank 0 and reports the state of the node."""
+
+    def __init__(self, rank: int, link: RankLink, reaper: Reaper, logs: Path) -> None:
+        self._rank, self._link, self._reaper, self._logs = rank, link, reaper, logs
+        self._node: LocalNode | None = None
+        self._reported = RankReport(state="", said="")
+
+    def run(self) -> None:
+        """Obey until the order to end."""
         while True:
-            messages: list[dict[str, Any]] | None = line.waiting
-            line.waiting = []
-            if not messages and select.select([line.socket], [], [], _LOOK)[0]:
-                messages = line.receive()
-                if messages is None:
-                    raise EngineError(f"rank {allocation.rank}: rank 0 is gone, so this rank ends too")
-            for message in messages or []:
-                if message.get("do") == "node":
-                    node = _start(reaper, message, logs)
-                elif message.get("do") == "end":
-                    if node is not None:
-                        node.keep_logs()
-                    reaper.close()
-                    line.send({"state": "stopped"})
-                    return 0
-            if node is None or state == "failed":
-                continue
-            now = "failed" if node.ended else "joined" if state == "joined" or node.up else ""
-            if now != state:
-                state = now
-                line.send({"state": state, "said": node.ended})
+            for order in self._orders():
+                if order.get("do") == "node":
+                    self._start_node(cast(StartNode, order))
+                elif order.get("do") == "end":
+                    self._end()
+                    return
+            if self._node is not None:
+                self._report(self._node)
 
+    def _orders(self) -> list[dict[str, object]]:
+        """Return new messages of rank 0, waiting a moment for them."""
+        orders, self._link.waiting = self._link.waiting, []
+        if orders or not select.select([self._link.socket], [], [], _LOOK)[0]:
+            return orders
+        received = self._link.receive()
+        if received is None:
+            raise EngineError(f"rank {self._rank}: rank 0 is gone, so this rank ends too")
+        return received
 
-def _start(reaper: Reaper, message: dict[str, Any], logs: Path) -> Node:
-    return Node(
-        reaper,
-        ip=message["ip"],
-        cores=message["cores"],
-        limit=message["limit"],
-        token=message["token"],
-        address=message["address"],
-        folder=message["folder"],
-        log=logs / "ray-start.log",
-    )
+    def _start_node(self, order: StartNode) -> None:
+        spec = NodeSpec(order["ip"], order["cores"], order["limit"], order["token"], order["address"], order["folder"])
+        self._node = LocalNode.start(spec, self._reaper, self._logs / "ray-start.log")
+
+    def _report(self, node: LocalNode) -> None:
+        """Report that the node has joined or failed, once each."""
+        before = self._reported["state"]
+        if before == "failed":
+            return
+        failure = node.failure
+        if failure:
+            report = RankReport(state="failed", said=failure)
+        elif before == "joined" or node.is_up:
+            report = RankReport(state="joined", said="")
+        else:
+            return
+        if report["state"] != before:
+            self._reported = report
+            self._link.send(report)
+
+    def _end(self) -> None:
+        if self._node is not None:
+            self._node.keep_logs()
+        self._reaper.close()
+        self._link.send(RankReport(state="stopped", said=""))

@@ -1,4 +1,4 @@
-"""Batch scripts that run a command by `shoal up`."""
+"""Batch scripts that run a command with `shoal up`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SLURM = """\
 #SBATCH --requeue
 #SBATCH --output=shoal-%j.out
 # Submit with: sbatch shoal.sh
-# One rank on each machine, with all of its cores.
+# One rank per machine, with all of its cores.
 srun --cpu-bind=none {shoal} up -- {driver}
 code=$?
-# {requeue}: the time was nearly up, and the driver has saved. The same job goes on from there.
+# {requeue}: the time was nearly up, and the driver has saved. The requeued job continues from there.
 if [ $code -eq {requeue} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code
 """
@@ -39,25 +39,25 @@ _PBS = """\
 #PBS -j oe
 # Submit with: qsub shoal.sh   (ncpus above: the cores of one of your machines)
 cd "$PBS_O_WORKDIR" || exit 2
-# pbsdsh starts one process on each machine, with hardly any environment.
+# pbsdsh starts one process per machine, with hardly any environment.
 pbsdsh -u -- /bin/bash -c "cd '$PBS_O_WORKDIR' && \\
   export PATH='$PATH' PBS_JOBID='$PBS_JOBID' PBS_NODEFILE='$PBS_NODEFILE' NCPUS='$NCPUS' && \\
   exec {shoal} up --walltime {walltime} -- {driver}"
 code=$?
 # {requeue}: the time was nearly up, and the driver has saved.
-if [ $code -eq {requeue} ]; then echo "To go on, submit this script again."; fi
+if [ $code -eq {requeue} ]; then echo "To continue, submit this script again."; fi
 exit $code
 """
 
 
-def script(scheduler: str, driver: Sequence[str], nodes: int, seconds: float, requeue: int) -> str:
-    """A script to hand to `sbatch` or `qsub`."""
+def batch_script(scheduler: str, driver: Sequence[str], nodes: int, seconds: float, requeue: int) -> str:
+    """Write a script for `sbatch` or `qsub`."""
     if scheduler not in SCHEDULERS:
         raise UsageError(f"there is no script for {scheduler!r}, only for {' and '.join(SCHEDULERS)}")
     installed = Path(sys.executable).parent / "shoal"
     shoal = str(installed) if installed.exists() else f"{sys.executable} -m shoal"
     words = shlex.join(driver)
-    if scheduler == "pbs":  # inside of double quotes
+    if scheduler == "pbs":  # inside double quotes
         words = words.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$").replace("`", "\\`")
     minutes, rest = divmod(int(seconds), 60)
     walltime = f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"

@@ -1,4 +1,4 @@
-"""What runs on the nodes: workers, and on other machines than the head's one that looks after them."""
+"""The code that runs on the nodes: workers, and a watcher on every machine but the head's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from shoal.engines import wire
 from shoal.engines.fingerprint import fingerprint
@@ -17,44 +18,60 @@ from shoal.engines.wire import Kind, Message
 from shoal.engines.worker import Server
 
 
-def machine() -> str:
-    """Equal for two processes if, and only if, they see the same process table."""
+class ActorHello(TypedDict):
+    """A worker's first message."""
+
+    fingerprint: dict[str, str]
+    pid: int
+    process_table: str
+    """The worker's `process_table_id`."""
+    node: str
+    """Ray's id of the node."""
+
+
+def process_table_id() -> str:
+    """Identify the process table that this process sees: pids are comparable only within one table."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return socket.gethostname()
 
 
-def living(pids: Sequence[int]) -> list[tuple[int, bool]]:
-    """Those processes that there are, and whether each may run: it is not stopped by a signal."""
+def live_processes(pids: Sequence[int]) -> list[tuple[int, bool]]:
+    """Pick the processes that are alive, each with whether it can run, that is, is not stopped by a signal."""
     states = {pid: process_state(pid) for pid in pids}
     return [(pid, state not in "Tt") for pid, state in states.items() if state and state not in "ZX"]
 
 
-def end_stopped(pid: int) -> None:
-    """End a worker that is stopped by a signal and so does not hear Ray."""
+def kill_if_stopped(pid: int) -> None:
+    """Kill a worker that is stopped by a signal: it does not react to `ray.kill`."""
     if process_state(pid) in ("T", "t"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-class Worker:
-    """The actor."""
+class WorkerActor:
+    """A `Server` as a Ray actor. Messages are bytes, so Ray pickles no data."""
 
     def __init__(self) -> None:
         self._server = Server()
 
     def hello(self) -> bytes:
-        """Who and where this is."""
+        """Return an encoded `ActorHello`."""
         import ray
 
-        node = ray.get_runtime_context().get_node_id()
-        return bytes(wire.encode([fingerprint(), os.getpid(), machine(), node]))
+        hello: ActorHello = {
+            "fingerprint": fingerprint(),
+            "pid": os.getpid(),
+            "process_table": process_table_id(),
+            "node": ray.get_runtime_context().get_node_id(),
+        }
+        return bytes(wire.encode(hello))
 
     def take(self, kind: int, number: int, frame: bytes) -> bytes:
-        """Act on a message. The answer is a frame and its kind; behind, so that arrays stay where they are aligned."""
+        """Handle a message. The reply is a frame followed by its kind, so that arrays in the frame stay aligned."""
         if kind == Kind.WELCOME:
-            # What the runtime environment has brought comes before what the head has at the same place.
+            # Modules shipped with the runtime environment take precedence over the head's.
             settings = wire.decode(frame)
             settings["path"] = [*sys.path, *(entry for entry in settings["path"] if entry not in sys.path)]
             frame = bytes(wire.encode(settings))
@@ -62,13 +79,11 @@ class Worker:
         return b"" if reply is None else b"".join([reply.frame, bytes([reply.kind])])
 
 
-class Watcher:
-    """An actor on each other machine that looks at the process table: a worker that is at work cannot answer."""
+class NodeWatcher:
+    """Reads the process table of another machine: a worker in the middle of a task cannot answer for itself."""
 
-    def living(self, pids: bytes) -> bytes:
-        """`living` there."""
-        return bytes(wire.encode([list(one) for one in living(wire.decode(pids))]))
+    def live_processes(self, pids: bytes) -> bytes:
+        return bytes(wire.encode([list(process) for process in live_processes(wire.decode(pids))]))
 
-    def end_stopped(self, pid: int) -> None:
-        """`end_stopped` there."""
-        end_stopped(pid)
+    def kill_if_stopped(self, pid: int) -> None:
+        kill_if_stopped(pid)

@@ -1,5 +1,4 @@
-"""This process's connection to Ray. It belongs to the process, not to an engine: engines that are open at the same
-time use the same one."""
+"""This process's connection to Ray, shared by all engines that are open at the same time."""
 
 from __future__ import annotations
 
@@ -28,26 +27,32 @@ log = logging.getLogger("shoal.engine")
 INSTALL = "pip install 'shoal[ray]'"
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's workers yield to everything else unless told: on a busy machine they hardly run.
+    # By default Ray's workers yield to all other processes, and hardly run on a busy machine.
     "RAY_worker_niceness": "0",
 }
-"""Variables for the start of Ray on a machine."""
+"""Environment variables with which Ray is started on a machine."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""What Ray does on a Mac unless told: stay on loopback, with no port open to the network."""
-FOLDERS = Path("/tmp")  # noqa: S108  mkdtemp makes folders that are ours alone
-"""Where Ray's sessions are; names of sockets in it must be short."""
+"""Environment variables that keep Ray on loopback, with no port open to the network. It is the default on a Mac."""
+SESSION_ROOT = Path("/tmp")  # noqa: S108  mkdtemp makes folders that only this user can read
+"""Parent of Ray's session folders: short, because paths of sockets are limited to about 100 characters."""
 _CONNECT = 5.0  # seconds for a cluster to answer
+
+RuntimeEnv = dict[str, Any]
+"""Ray's `runtime_env`, passed on to Ray as it is."""
 
 
 class Session:
-    """This process's connection to Ray, for all engines that are open. Its thread starts Ray and stops it:
-    the kernel ends Ray's processes with the thread that started them."""
+    """A connection to Ray with a thread that starts and stops it.
+
+    The thread lives as long as the connection, because the kernel kills Ray's processes with the thread that started
+    them.
+    """
 
     _open: Session | None = None
     _lock = threading.Lock()
 
-    def __init__(self, address: str | None, cpus: float, runtime_env: dict[str, Any]) -> None:
-        if _is_local(address) and "ray" not in sys.modules:  # read when it is loaded
+    def __init__(self, address: str | None, cpus: float, runtime_env: RuntimeEnv) -> None:
+        if _is_local(address) and "ray" not in sys.modules:  # Ray reads the variable on import
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         with _variables(LOOPBACK if _is_local(address) else {}):
             import ray
@@ -55,12 +60,12 @@ class Session:
         self.ray: Any = ray
         self.address = address
         self.runtime_env = runtime_env
-        """What all workers of this session have, on every node."""
+        """Runtime environment of all workers of this session, on every node."""
         self.users = 0
         self.started = False
-        """Whether Ray runs for this process alone."""
+        """Whether Shoal started this Ray, for this process alone."""
         self._left = threading.Event()
-        if ray.is_initialized():  # the user's own: used as it is, and left as it is
+        if ray.is_initialized():  # by the user, whose Ray is left as it is
             self._thread, self.runtime_env = None, {}
             return
         ready: Future[None] = Future()
@@ -69,23 +74,23 @@ class Session:
         ready.result()
 
     @classmethod
-    def join(cls, address: str | None, cpus: float, runtime_env: dict[str, Any]) -> Session:
-        """The one that is open, or a new one."""
+    def join(cls, address: str | None, cpus: float, runtime_env: RuntimeEnv) -> Session:
+        """Return the open session, or open one. Each call needs one `leave`."""
         if importlib.util.find_spec("ray") is None:
-            raise MissingExtra(f"the ray engine needs Ray. To install it, type: {INSTALL}")
+            raise MissingExtra(f"the ray engine needs Ray. To install it, run: {INSTALL}")
         with cls._lock:
             if cls._open is None:
                 cls._open = cls(address, cpus, runtime_env)
             elif not _is_local(address) and address != cls._open.address:
                 raise UsageError(
-                    f"an engine of this process is on another Ray ({cls._open.address or 'of this machine alone'}), so "
-                    f"{address} cannot be joined. Close that engine first"
+                    f"{address} cannot be joined while an engine of this process uses another Ray "
+                    f"({cls._open.address or 'on this machine'}). Close that engine first"
                 )
             cls._open.users += 1
             return cls._open
 
     def leave(self) -> None:
-        """An engine is done with it."""
+        """Release the session for one engine; the last one closes it."""
         with self._lock:
             self.users -= 1
             if self.users:
@@ -96,10 +101,10 @@ class Session:
                 self._thread.join()
 
     def _live(self, address: str | None, cpus: float, ready: Future[None]) -> None:
-        """Start or join Ray; stop or leave it when the last engine has closed."""
+        """Start or join Ray, and stop or leave it once the last engine has closed."""
         try:
             with contextlib.ExitStack() as stack:
-                options: dict[str, Any] = {"logging_level": logging.ERROR}
+                options: dict[str, object] = {"logging_level": logging.ERROR}
                 options |= {"log_to_driver": log.isEnabledFor(logging.DEBUG)}
                 options |= {"runtime_env": self.runtime_env} if self.runtime_env else {}
                 if _is_local(address):
@@ -120,37 +125,37 @@ class Session:
             else:
                 ready.set_exception(error)
 
-    def _start(self, reaper: Reaper, cpus: float, options: dict[str, Any]) -> None:
+    def _start(self, reaper: Reaper, cpus: float, options: dict[str, object]) -> None:
         self.started = True
-        folder = tempfile.mkdtemp(prefix=f"shoal-ray-{os.getpid()}-", dir=FOLDERS)
+        folder = tempfile.mkdtemp(prefix=f"shoal-ray-{os.getpid()}-", dir=SESSION_ROOT)
         reaper.remove(folder)
         with (
             _variables(WORKER_ENVIRONMENT | reaper.variables | {"PYTHONPATH": python_path()} | RAY_ENVIRONMENT),
             warnings.catch_warnings(),
         ):
-            # Ray forks to start its processes, which become other programs at once. JAX warns of those that do not.
+            # JAX warns of forks; Ray's are harmless because the child executes another program at once.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             try:
                 self.ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **options)
             except Exception as error:
                 raise EngineError(
-                    f"Ray could not be started: {brief(error)}. Likely causes: too little memory, or a full disk ("
-                    f"{FOLDERS}, and shared memory)"
+                    f"Ray could not be started: {short_error(error)}. Likely causes: too little memory, or no space "
+                    f"left in {SESSION_ROOT} or shared memory"
                 ) from error
 
     def _hush(self) -> None:
-        """Ray prints half a page for each worker that is lost, which Shoal says in one line. Ends what prints."""
-        with contextlib.suppress(AttributeError):  # another version of Ray; then it prints
+        """Stop the thread with which Ray prints half a page per lost worker; Shoal logs one line."""
+        with contextlib.suppress(AttributeError):  # in another version of Ray, which then prints
             worker = self.ray._private.worker.global_worker
-            worker.threads_stopped.set()  # first: without it the thread would ask a closed subscriber again and again
+            worker.threads_stopped.set()  # before the next line: else the thread polls the closed subscriber in a loop
             worker.gcs_error_subscriber.close()
 
-    def _connect(self, address: str, options: dict[str, Any]) -> None:
+    def _connect(self, address: str, options: dict[str, object]) -> None:
         host, _, port = address.rpartition(":")
         if address.startswith("ray://"):
             raise UsageError(
-                f"RAY_ADDRESS={address} is the address of a Ray client server, by which nodes cannot be reached. "
-                f"Give the cluster's own: HOST:PORT, where PORT is 6379 unless told (--engine ray://HOST:PORT)"
+                f"RAY_ADDRESS={address} is the address of a Ray client server, which does not give access to the "
+                f"nodes. Use the address of the cluster itself: --engine ray://HOST:PORT (Ray's default port: 6379)"
             )
         if address != "auto":
             _demand_token(host)
@@ -164,14 +169,14 @@ class Session:
             self.ray.init(address, **options)
         except Exception as error:
             raise UsageError(
-                f"the Ray cluster at {address} could not be joined: {brief(error)}. This machine has to be one of its "
-                f"nodes; to make it one that only learns, type: ray start --address={address} --num-cpus=0"
+                f"the Ray cluster at {address} could not be joined: {short_error(error)}. This machine must be one of "
+                f"its nodes; to add it as a node without workers, run: ray start --address={address} --num-cpus=0"
             ) from None
         _demand_token(self.ray.get_runtime_context().gcs_address.rpartition(":")[0])
 
 
-def take_signals_back() -> None:
-    """Ray's C++ code has put itself before Python's handler of SIGTERM, to print a stack that says nothing to users."""
+def restore_sigterm_handler() -> None:
+    """Undo Ray's C++ handler of SIGTERM, which prints a stack trace before Python's own handler runs."""
     handler = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(signal.SIGTERM, handler)
@@ -182,13 +187,13 @@ def _is_local(address: str | None) -> bool:
 
 
 def _demand_token(host: str) -> None:
-    """Whoever reaches a Ray without tokens can run code on it, and on whoever joins it."""
+    """Refuse a cluster on a network without token authentication: anyone who reaches it could run code here."""
     if _is_loopback(host):
         return
     mode = os.environ.get("RAY_AUTH_MODE")
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if mode is None and ("RAY_AUTH_TOKEN" in os.environ or path.is_file()):
-        return  # Ray uses it
+        return  # Ray uses this token by default
     if mode is None or mode.lower() != "token":
         raise UsageError(
             f"the Ray cluster at {host} is on a network, and Ray's token authentication is off: anyone who reaches it "
@@ -206,7 +211,7 @@ def _is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for what is started inside of the block."""
+    """Set environment variables for the length of a block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -219,7 +224,7 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def brief(error: BaseException) -> str:
-    """The end of a report of Ray, where what happened stands."""
+def short_error(error: BaseException) -> str:
+    """Shorten one of Ray's reports to its last line, which holds the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
