@@ -72,7 +72,7 @@ def test_float64_is_cut_and_bytes_are_not() -> None:
 
 
 def test_mujoco_says_a_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
-    making._said.clear()
+    making._warned.clear()
     for moment in range(3):
         making._warn_once(f"Nan, Inf or huge value in QACC at DOF {moment}")
     making._warn_once("attribute 'x' is deprecated")

@@ -188,7 +188,7 @@ def check_running_moments() -> None:
     assert running.mean.tobytes() == expected.mean.tobytes()
     assert np.allclose(running.mean, everything.mean(axis=0), atol=1e-12)
     assert np.allclose(running.std, everything.std(axis=0), atol=1e-6)
-    differ(lambda: running.update(np.zeros((1, 3))), "rows have the shape (1, 3), not (n, 2)")
+    differ(lambda: running.update(np.zeros((1, 3))), "rows have shape (1, 3), not (n, 2)")
     alone = spmd.Running()
     assert alone.std == 1.0
     alone.update(np.array([float(RANK)]))
