@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from shoal.base import signals
 from shoal.engines import wire
@@ -24,7 +24,7 @@ from shoal.engines.fingerprint import difference, fingerprint
 from shoal.engines.functions import main_script, name_of
 from shoal.engines.scheduler import Command, Fail, GiveUp, Notice, Resolve, Scheduler, Send, Ship, Telemetry
 from shoal.engines.shared import SharedValues
-from shoal.engines.wire import Buffer, DoneBody, FailedBody, Kind, Message, Shared, WorkerSettings
+from shoal.engines.wire import Buffer, FailedBody, Kind, Message, Shared, WorkerSettings
 from shoal.engines.worker import task_error
 from shoal.errors import EngineClosed, EngineError, ShoalError, WireError, WorkerRefused
 
@@ -285,10 +285,8 @@ def _outcome(kind: int, frame: Buffer) -> _Outcome:
     if wrong:
         raise WireError(f"a {Kind(kind).name} without a valid {', '.join(wrong)}")
     if kind == Kind.FAILED:
-        failed: FailedBody = body
-        return _Outcome(failed["seconds"], failed=failed)
-    done: DoneBody = body
-    return _Outcome(done["seconds"], done.get("result"))
+        return _Outcome(body["seconds"], failed=cast("FailedBody", body))
+    return _Outcome(body["seconds"], body.get("result"))
 
 
 def _settle(settled: list[_Settled]) -> None:
