@@ -39,7 +39,7 @@ def test_what_a_module_imports_is_not_its_own() -> None:
 
 def test_modules_of_environments_must_be_allowed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "_trusted", frozenset({"tests.envs"}))
-    with pytest.raises(UsageError, match=r"may not import tests\.toys.*--allow tests\.toys"):
+    with pytest.raises(UsageError, match=r"may not import tests\.support\.toys.*--allow tests\.support\.toys"):
         registered(EnvSpec("tests.support.toys:Walk-v0"))
     monkeypatch.setattr(functions, "_trusted", frozenset({"tests"}))
     assert registered(EnvSpec("tests.support.toys:Walk-v0")).id == "Walk-v0"
