@@ -1,1 +1,1 @@
-"""Redis for tests: a server with workers on this machine (`redis_rig`), and faults to inject (`redis_faults`)."""
+"""For tests, also of your own: the contract of algorithms, a Redis server with workers, and faults to inject."""

@@ -60,14 +60,13 @@ class RedisFaults:
 
     def _inject_all(self) -> None:
         while (iteration := self._iterations.get()) is not None:
-            self._wait_for_task(self._engine.telemetry().tasks)
-            if self._iterations.empty():  # otherwise the iteration, or the run, is already over
-                self._inject(iteration)
-
-    def _wait_for_task(self, before: int) -> None:
-        self._wait(lambda: self._engine.telemetry().tasks > before)
+            self._inject(iteration)
 
     def _inject(self, iteration: int) -> None:
+        before = self._engine.telemetry().tasks
+        self._wait(lambda: self._engine.telemetry().tasks > before)
+        if not self._iterations.empty():
+            return  # the iteration, or the run, is already over
         self._rig.add_machine(1)
         killed = self._signal_worker(signal.SIGKILL, spare=0)
         self._signal_worker(signal.SIGSTOP, spare=killed)

@@ -466,6 +466,12 @@ def test_an_iteration_without_an_ended_episode(copy: RunDir, tmp_path: Path) -> 
     assert replay.problems(copy, 1, None) == ["the run mine has no iteration 1: it has none yet"]
 
     quick = PPO | {"batch_steps": 8}  # one step of each slot: nothing ends in the first iteration, or counts as ended
-    short = trained(tmp_path / "short", "ppo", quick | {"minibatch": 8}, "tests.support.toys:Identity-v0", iterations=1)
+    short = trained(
+        tmp_path / "short",
+        "ppo",
+        quick | {"minibatch": 8},
+        "shoal.testing.environments:testing/Identity-v0",
+        iterations=1,
+    )
     with pytest.raises(UsageError, match="no episode ended in iteration 1"):
         again(short, 1)

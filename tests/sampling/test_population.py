@@ -143,7 +143,7 @@ def test_at_least_so_many_steps() -> None:
 
 
 def test_episodes_are_cut_but_not_those_of_the_policy_itself() -> None:
-    env = EnvSpec("tests.support.toys:Identity-v0")  # episodes of 8 steps
+    env = EnvSpec("shoal.testing.environments:testing/Identity-v0")  # episodes of 8 steps
     policy, weights = setting(env)
     who = members(policy, 5)
     who.seeds[:2] = [-1, -2]
@@ -151,7 +151,7 @@ def test_episodes_are_cut_but_not_those_of_the_policy_itself() -> None:
     assert evaluated(env, policy, weights, who, Plan(4, 1, 0, 9)).lengths.tolist() == [8] * 5
     counts = np.bincount(evaluated(env, policy, weights, who, Plan(4, 3, 30, 3)).members)
     assert counts.tolist() == [1, 1, 10, 10, 10], "nor do these play more than one"
-    shorter = EnvSpec("tests.support.toys:Identity-v0", max_episode_steps=2)
+    shorter = EnvSpec("shoal.testing.environments:testing/Identity-v0", max_episode_steps=2)
     assert evaluated(shorter, policy, weights, who, Plan(4, 1, 0, 3)).lengths.tolist() == [2] * 5
 
 
@@ -192,7 +192,7 @@ def test_policies_that_misbehave(config: Tree, weight: float, message: str) -> N
 
 
 def test_what_a_slot_computes_after_it_was_left_does_not_count() -> None:
-    env = EnvSpec("tests.support.toys:Identity-v0")  # episodes of 8 steps
+    env = EnvSpec("shoal.testing.environments:testing/Identity-v0")  # episodes of 8 steps
     policy, weights = setting(env, hidden=(4,), memory="elman", activation="identity")
     cells, _ = policy.network.layers(weights["params"])[0]  # a view
     cells[policy.inputs :] = 300 * np.eye(4)  # 300 ** 8 is a float32, 300 ** 16 is none
@@ -210,14 +210,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[EnvSpec]:
 
 
 def test_every_slot_makes_its_environment_anew(made: list[EnvSpec]) -> None:
-    env = EnvSpec("tests.support.toys:Identity-v0", recreate_after=2)  # episodes of 8 steps: slots end together
+    env = EnvSpec(
+        "shoal.testing.environments:testing/Identity-v0", recreate_after=2
+    )  # episodes of 8 steps: slots end together
     policy, weights = setting(env)
     evaluated(env, policy, weights, members(policy, 12), lanes=1)
     assert len(made) == 3 * 4, "24 episodes in 3 slots are 8 in each"
 
 
 def test_slots_of_a_lane_that_got_narrower_keep_their_age(made: list[EnvSpec]) -> None:
-    env = EnvSpec("tests.support.toys:Identity-v0", recreate_after=2)
+    env = EnvSpec("shoal.testing.environments:testing/Identity-v0", recreate_after=2)
     policy, weights = setting(env)
     who = replace(members(policy, 5), seeds=np.array([-1, -2, -3, 0, -4]))  # the fourth plays five episodes
     evaluated(env, policy, weights, who, Plan(4, 1, 40, None), lanes=1, width=4)

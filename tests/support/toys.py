@@ -55,27 +55,6 @@ class Walk(gymnasium.Env[np.ndarray, Any]):
         return self._observe(), reward, bool(self.np_random.random() < 0.08), self.steps >= 13, {}
 
 
-class Identity(gymnasium.Env[np.ndarray, int]):
-    """The action should be the number that is shown: 1 for each right one, so 8 is the best return."""
-
-    observation_space = spaces.Box(0, 1, (4,), np.float32)
-    action_space = spaces.Discrete(4)
-
-    def _observe(self) -> np.ndarray:
-        self.right = int(self.np_random.integers(4))
-        return np.eye(4, dtype=np.float32)[self.right]
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._observe(), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        reward = float(action == self.right)
-        self.steps += 1
-        return self._observe(), reward, self.steps == 8, False, {}
-
-
 class Aim(gymnasium.Env[np.ndarray, np.ndarray]):
     """The action should be the number that is shown; the best return is 0."""
 
@@ -324,7 +303,7 @@ misbehaving = {
     "Trouble": Trouble,
 }
 
-plain = {"Walk": Walk, "Identity": Identity, "Aim": Aim, "Chain": Chain, "Bowl": Bowl, "Recall": Recall}
+plain = {"Walk": Walk, "Aim": Aim, "Chain": Chain, "Bowl": Bowl, "Recall": Recall}
 
 for name, entry in (plain | misbehaving).items():
     gymnasium.register(f"{name}-v0", entry_point=entry)
