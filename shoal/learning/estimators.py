@@ -1,4 +1,4 @@
-"""Maths that must not fork between algorithms: advantages, conjugate gradients, weighted means. In JAX."""
+"""Maths that algorithms share, in JAX: advantages, conjugate gradients, weighted means."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shoal.policies.networks import MLP
 def advantages(
     rewards: jax.Array, values: jax.Array, next_values: jax.Array, ended: jax.Array, gamma: float, lam: float
 ) -> jax.Array:
-    """Generalised advantage estimates (T, N).
+    """Compute generalised advantage estimates (T, N).
 
-    `next_values` (T, N) is the value of what followed each step: 0 after a termination, the value of the final
+    `next_values` (T, N) are the values of the states after each step: 0 after a termination, the value of the final
     observation after a truncation. `ended` (T, N) is True where an episode ended either way.
     """
     deltas = rewards + gamma * next_values - values
@@ -34,7 +34,7 @@ _Search = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def conjugate_gradient(product: Callable[[jax.Array], jax.Array], b: jax.Array, iterations: int) -> jax.Array:
-    """x with product(x) = b, for a positive definite `product`, from zero; stops early once it is exact enough."""
+    """Solve product(x) = b for a positive definite `product`, starting from zero; stop early once accurate enough."""
 
     def go_on(state: _Search) -> jax.Array:
         return (state[0] < iterations) & (state[4] > 1e-10)
@@ -52,27 +52,27 @@ def conjugate_gradient(product: Callable[[jax.Array], jax.Array], b: jax.Array, 
 
 
 def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Mean of values where weights are 1 and not where they are 0."""
+    """Compute the mean over entries whose weight is 1; the others have weight 0."""
     return (values * weights).sum() / weights.sum()
 
 
 def standardise(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Shift and scale to mean 0 and deviation 1 over the weighted entries; others become 0."""
+    """Standardise to mean 0 and deviation 1 over the weighted entries; others become 0."""
     centred = (values - mean(values, weights)) * weights
     return centred / (jnp.sqrt(mean(centred**2, weights)) + 1e-8)
 
 
 def explained_variance(predicted: jax.Array, actual: jax.Array, weights: jax.Array) -> jax.Array:
-    """1 - Var(actual - predicted) / Var(actual): 1 is perfect, 0 is no better than a constant."""
+    """Compute 1 - Var(actual - predicted) / Var(actual): 1 is perfect, 0 no better than a constant."""
     error = actual - predicted
     spread = mean((actual - mean(actual, weights)) ** 2, weights)
     return 1.0 - mean((error - mean(error, weights)) ** 2, weights) / (spread + 1e-8)
 
 
 def track_returns(statistics: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    """Running [mean, mean square, batches] (3,) of what the value function has to predict.
+    """Update the running [mean, mean square, batches] (3,) of the value function's targets.
 
-    An average over the first batches, then one that forgets older batches: returns grow while a policy learns.
+    A plain average over the first batches, then an exponential one: returns grow while a policy learns.
     """
     batches = statistics[2] + 1
     rate = jnp.maximum(1 / batches, 0.1)
@@ -81,15 +81,15 @@ def track_returns(statistics: jax.Array, targets: jax.Array, weights: jax.Array)
 
 
 def shift_and_scale(statistics: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and deviation of returns, for turning a network's output into a value; (0, 1) before the first batch."""
+    """Return mean and deviation of returns, which turn network outputs into values; (0, 1) before the first batch."""
     spread = jnp.sqrt(jnp.maximum(statistics[1] - statistics[0] ** 2, 1e-6))
     return statistics[0], jnp.where(statistics[2] > 0, spread, 1.0)
 
 
 def keep_outputs(critic: jax.Array, width: int, old: jax.Array, new: jax.Array) -> jax.Array:
-    """Change a flat value network's last layer so that its values stay the same under new statistics (PopArt).
+    """Rescale the last layer of a flat value network so that its values stay the same under new statistics (PopArt).
 
-    `width` is the last hidden layer's; the layer's weights and bias stand at the vector's end.
+    `width` is that of the last hidden layer; the weights and bias of the last layer are at the end of the vector.
     """
     (old_shift, old_scale), (new_shift, new_scale) = shift_and_scale(old), shift_and_scale(new)
     layer = critic[-(width + 1) :] * (old_scale / new_scale)
@@ -98,32 +98,32 @@ def keep_outputs(critic: jax.Array, width: int, old: jax.Array, new: jax.Array) 
 
 
 class Assessment(NamedTuple):
-    """What the value function says of a batch, T steps of N slots."""
+    """Values, advantages and targets of a batch of T steps and N slots."""
 
     values: jax.Array
     """Value of each observation acted on (T, N)."""
     estimates: jax.Array
     """Advantages (T, N)."""
     targets: jax.Array
-    """What the values should have been (T, N)."""
+    """Targets of the value function (T, N)."""
     normal_targets: jax.Array
-    """The same in the network's own size, under the new statistics."""
+    """The targets as network outputs, normalised by the new statistics."""
     normal_values: jax.Array
-    """The values in that size."""
+    """The values as network outputs, normalised by the new statistics."""
     returns: jax.Array
-    """The new statistics (3,)."""
+    """The new statistics of returns (3,)."""
     critic: jax.Array
-    """The value network's parameters, changed so that its values are the same under them."""
+    """Parameters of the value network, rescaled so that its values are unchanged under the new statistics."""
 
 
 def assess(
     value: MLP, critic: jax.Array, returns: jax.Array, features: jax.Array, finals: jax.Array,
     batch: dict[str, jax.Array], gamma: float, lam: float,
 ) -> Assessment:  # fmt: skip
-    """Advantages and value targets of a batch (see `rollout.batch`).
+    """Compute advantages and value targets of a batch (see `sampling.batch`).
 
-    `features` (T+1, N, inputs) are of its observations, `finals` (K, inputs) of its final observations. The value
-    network learns returns shifted and scaled to a common size, whatever the environment pays.
+    `features` (T+1, N, inputs) belong to its observations, `finals` (K, inputs) to its final observations. The value
+    network learns returns normalised by their running statistics, whatever the scale of the rewards.
     """
     low, spread = shift_and_scale(returns)
     values = low + spread * value(critic, features)[..., 0]

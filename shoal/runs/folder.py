@@ -143,7 +143,7 @@ class RunDir:
             shutil.rmtree(self.path)
 
     def record(self) -> RunRecord:
-        """Read config.json."""
+        """Read and check config.json."""
         try:
             record: RunRecord = json.loads(self.config_file.read_bytes())
             missing = [key for key in ("algo", "settings", "config", "versions", "fingerprint") if key not in record]
