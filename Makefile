@@ -6,13 +6,21 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEBIAN := strace gnugo redis-server
 
-.PHONY: demo test check lint types layers golden bench clean constraints debian
+.PHONY: demo test quick full check lint types layers golden bench clean constraints debian
 
 demo: $(VENV)/core
 	$(BIN)/shoal train trpo CartPole-v1
 
+# The inner loop: no test that starts a process.
+quick: $(VENV)/dev
+	$(BIN)/python -m pytest -q -m 'not (processes or mpi or ray or redis or slow)'
+
 test: $(VENV)/dev debian
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations 25
+
+# Everything, also what is too long for CI.
+full: $(VENV)/dev debian
+	$(BIN)/python -m pytest --durations 25 -m 'slow or not slow'
 
 check: lint types layers test
 

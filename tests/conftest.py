@@ -1,4 +1,4 @@
-"""Set before NumPy and JAX load, as the command line does; and no test may leave a process behind."""
+"""Threads are set before NumPy and JAX load, as the command line does; no test may leave a process behind."""
 
 import os
 
@@ -6,7 +6,9 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["NPROC"] = "1"
 
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +16,27 @@ import pytest
 from tests.support.hosts import two_hosts
 
 __all__ = ["two_hosts"]
+
+
+STARTS_PROCESSES = {"processes", "mpi", "ray", "redis", "slow"}
+_started: list[str] = []
+
+
+def _watch(event: str, args: tuple[Any, ...]) -> None:
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork"):
+        _started.append(f"{event} {args[0] if args else ''}")
+
+
+sys.addaudithook(_watch)
+
+
+@pytest.fixture(autouse=True)
+def processes_are_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Only marked tests start processes, so that `make quick` stays quick."""
+    _started.clear()
+    yield
+    if not STARTS_PROCESSES & {mark.name for mark in request.node.iter_markers()}:
+        assert not _started, "this test starts processes: mark it with @pytest.mark.processes"
 
 
 @pytest.fixture(autouse=True)

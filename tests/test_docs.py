@@ -32,6 +32,7 @@ def run_all(lines: list[str], tmp_path: Path) -> None:
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_commands(tmp_path: Path) -> None:
     pages = ("README", "docs/runs", "docs/compare", "docs/environments", "docs/es")  # the later use runs of the first
@@ -40,6 +41,7 @@ def test_commands(tmp_path: Path) -> None:
     run_all(found, tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_commands_about_ray(tmp_path: Path) -> None:
     found = commands(ROOT / "docs/ray.md")
@@ -73,6 +75,7 @@ def test_promised_tests_exist() -> None:
     assert {name for name in names if f"def {name}(" not in source and name not in files} == set()
 
 
+@pytest.mark.processes
 def test_examples_give_the_same_result_on_every_engine() -> None:
     outputs = []
     for engine in ("serial", "processes"):

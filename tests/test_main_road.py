@@ -77,6 +77,7 @@ def test_serial(tmp_path: Path) -> None:
     assert len(found) <= 8
 
 
+@pytest.mark.processes
 def test_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[list[str]] = []
     write = ProcessTransport._write

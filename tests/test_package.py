@@ -7,6 +7,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 import shoal
 
 PACKAGE = Path(shoal.__file__).parent
@@ -19,6 +21,7 @@ def test_public_names() -> None:
         assert getattr(shoal, name) is not None
 
 
+@pytest.mark.processes
 def test_import_is_light() -> None:
     """`import shoal` costs nothing until something is used."""
     code = "import sys, shoal; print(sorted({'numpy', 'jax', 'gymnasium', 'rich', 'msgspec'} & set(sys.modules)))"
@@ -47,7 +50,7 @@ PHRASES = {
     r"\banew\b": "again, re-create",
     r"\binside of\b": "inside",
     r"\bmend(s|ed)?\b": "fix",
-    r"(?<!# )\btype: ": "run: COMMAND",
+    r"\btype: (?=shoal|pip|ray|make|\{|%)": "run: COMMAND",
     r"\bin words\b": "describe",
     r"what (is|was) said": "the message",
     r"has had enough": "has stopped reading",

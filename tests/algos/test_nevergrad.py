@@ -30,6 +30,7 @@ def steps(config: Config, env: str, count: int, engine: str = "serial", **option
     raise AssertionError
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("optimizer", ["CMA", "DE", "PSO", "OnePlusOne"])
 def test_same_bits_on_every_engine_and_after_a_resume(optimizer: str) -> None:
     config = Config(**SMALL, optimizer=optimizer, hidden=(3,))

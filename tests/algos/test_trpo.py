@@ -43,6 +43,7 @@ def test_learns_to_aim() -> None:
     assert found[-1].metrics["rollout/ep_rew_mean"] > -1.5
 
 
+@pytest.mark.processes
 def test_solves_cart_pole() -> None:
     found = steps(trpo.Config(), "CartPole-v1", 26, engine="processes")
     assert max(step.metrics["rollout/ep_rew_mean"] for step in found) > 475

@@ -7,8 +7,11 @@ import textwrap
 from pathlib import Path
 
 import psutil
+import pytest
 
 from shoal.base import lifetime
+
+pytestmark = pytest.mark.processes
 
 OWNER = """
     import os, subprocess, sys, time

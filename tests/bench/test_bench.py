@@ -11,6 +11,8 @@ import pytest
 from bench import ALL, PARTS
 from tests.support.cli import shoal, start
 
+pytestmark = pytest.mark.processes
+
 LANES = ["bench", "lanes", "--env", "CartPole-v1", "--rounds=2", "--seconds=0.1"]
 
 

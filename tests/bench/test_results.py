@@ -39,6 +39,7 @@ def test_a_file_that_is_no_results_is_refused_and_kept(content: str, tmp_path: P
     assert path.read_text() == content
 
 
+@pytest.mark.processes
 def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     words = ["bench", "learn", "--algo=trpo", "--env=CartPole-v1", "--steps=4096", "--episodes=5", "--results=r.json"]
     code, out, err = shoal(*words, "--seeds=1", cwd=tmp_path)
@@ -66,6 +67,7 @@ def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "give one with --results" in shoal("bench", "learn", "--no-train", cwd=tmp_path)[2]
 
 
+@pytest.mark.processes
 def test_a_run_that_fails_is_in_the_report(tmp_path: Path) -> None:
     """And is tried again next time."""
     words = ["bench", "learn", "--algo=trpo", "--env=CartPole-v1", "--seeds=1", "--results=r.json"]

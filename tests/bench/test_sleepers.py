@@ -4,6 +4,8 @@ import pytest
 
 from bench.redis import use
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("count", [1, 30])
 def test_sleepers_do_every_task(count: int) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from bench.engines import _task_cost
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_line_of_json() -> None:
     command = [sys.executable, "-m", "bench.task_cost", "processes", "1", "0.1"]

@@ -14,6 +14,8 @@ from bench.peers import REQUIREMENTS, Peers, blocks
 from bench.rounds import SideFailed
 from bench.watch import Program, rate, reach
 
+pytestmark = pytest.mark.processes
+
 HERE = {**os.environ}
 
 # A peer whose clock is its own: 100 steps and 0.5 s per iteration; 10 s more for the second, as if it compiled.

@@ -22,6 +22,8 @@ from tests.support import tasks
 from tests.support.cli import ROOT, SMALL, read_until, shoal, start
 from tests.support.docs import commands
 
+pytestmark = pytest.mark.redis
+
 WALK = ["train", "trpo", "tests.support.toys:Walk-v0", *SMALL[:-1], "--no-tensorboard"]
 
 

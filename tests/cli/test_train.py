@@ -13,6 +13,8 @@ import pytest
 from shoal.runs.folder import RunDir
 from tests.support.cli import SMALL, shoal, start, wait_for
 
+pytestmark = pytest.mark.processes
+
 # A disk that takes files of up to 3,000 bytes: writing more fails as it does on a full one.
 SMALL_FILES = """
 import os, resource, sys

@@ -9,6 +9,8 @@ from shoal.commands.check_env import env_verdicts
 from shoal.envs.make import EnvSpec
 from tests.support.cli import shoal
 
+pytestmark = pytest.mark.processes
+
 RULES = {"same seed, same episode", "alone and after other episodes", "replay of its actions", "in another process"}
 
 

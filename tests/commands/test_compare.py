@@ -44,6 +44,7 @@ def folder(cwd: Path, env: str = "tests.support.toys-Walk-v0") -> Path:
     return cwd / "runs" / f"compare-{env}"
 
 
+@pytest.mark.processes
 def test_each_run_is_what_it_is_alone_and_is_not_run_again(tmp_path: Path) -> None:
     asked = words("ppo", "dqn")
     code, out, err = shoal(*asked, "--at-once=3", cwd=tmp_path)
@@ -88,6 +89,7 @@ def saved_whole(cwd: Path, name: str) -> int:
     return iterations[-1]
 
 
+@pytest.mark.processes
 def test_a_signal_saves_all_and_the_same_command_goes_on(tmp_path: Path) -> None:
     asked = words("ppo", "trpo", steps=10**9, seeds=1)
     reached = {"ppo-seed0": 0, "trpo-seed0": 0}
@@ -107,6 +109,7 @@ def test_a_signal_saves_all_and_the_same_command_goes_on(tmp_path: Path) -> None
         reached = {name: saved_whole(tmp_path, name) for name in reached}
 
 
+@pytest.mark.processes
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     code, out, err = shoal(*words("dqn", "trpo", env="tests.support.toys:Aim-v0", seeds=1), cwd=tmp_path)
     assert code == 1
@@ -116,6 +119,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert re.search(r"^\| trpo ", out, re.MULTILINE)
 
 
+@pytest.mark.processes
 def test_mistakes_are_refused_all_at_once(tmp_path: Path) -> None:
     mistakes = ["compare", "CartPol-v1", "--algos", "pppo", "ppo", "ppo", "dqn:x", "--seeds=0", "--at-once=99"]
     code, _, err = shoal(*mistakes, "--set", "ppo.lr=fast", "ppo.hiden=3", "sac.x=1", "nonsense", cwd=tmp_path)
@@ -201,6 +205,7 @@ def test_returns_along_the_way_are_means_of_a_hundred_episodes() -> None:
     np.testing.assert_allclose(findings.curve(lines, 0)[:, 2], [-n for n in range(10)])
 
 
+@pytest.mark.processes
 def test_searches_are_compared_and_start_from_a_run(tmp_path: Path) -> None:
     small = ["population=4", "hidden=4", "score_episodes=2"]
     assert shoal("train", "es", WALK, *[f"--{s.replace('_', '-')}" for s in small], "--steps=100", "--name=first",

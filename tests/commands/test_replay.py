@@ -316,6 +316,7 @@ def shoal(*words: str, cwd: Path, typed: str = "") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.processes
 def test_list_play_and_save_while_the_run_is_held(shared_run: RunDir, tmp_path: Path) -> None:
     found, _ = again(shared_run, 3)
     where = shared_run.path.parents[1]
@@ -355,6 +356,7 @@ def test_list_play_and_save_while_the_run_is_held(shared_run: RunDir, tmp_path: 
     assert list(tmp_path.iterdir()) == [table], "nothing is left beside it"
 
 
+@pytest.mark.processes
 def test_debugger(shared_run: RunDir) -> None:
     where = shared_run.path.parents[1]
     found, _ = again(shared_run, 3)
@@ -377,6 +379,7 @@ def test_debugger(shared_run: RunDir) -> None:
     assert "Equal" not in out
 
 
+@pytest.mark.processes
 def test_debugger_where_the_environment_raises(tmp_path: Path) -> None:
     """It raises alone and not in the lane: one was made for its spaces before, and four for the lanes."""
 
@@ -396,6 +399,7 @@ def test_debugger_where_the_environment_raises(tmp_path: Path) -> None:
     assert "DIFFERENT from step 2 on: it raised RuntimeError alone and not in the lane" in out
 
 
+@pytest.mark.processes
 def test_environments_that_break_the_rules(tmp_path: Path) -> None:
     words = ["replay", "mine", "--iteration=1", "--episode=7", "--save=episode.csv"]
     trained(tmp_path / "runs", "trpo", TRPO | {"batch": "episodes"}, "tests.support.toys:Careless-v0", iterations=1)
@@ -422,6 +426,7 @@ def test_other_versions_are_said(copy: RunDir, caplog: pytest.LogCaptureFixture)
     assert re.search(r"the run was started with other versions.*jax 0\.0\.\S+ then, \S+ now", caplog.text)
 
 
+@pytest.mark.processes
 def test_mistakes(shared_run: RunDir, tmp_path: Path) -> None:
     (tmp_path / "there.csv").touch()
     count = len(again(shared_run, 3)[0].episodes)

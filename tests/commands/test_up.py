@@ -26,6 +26,8 @@ from shoal.runs.folder import RunDir
 from shoal.spmd.launching import mpirun, without_rank
 from tests.support.cli import read_until
 
+pytestmark = pytest.mark.ray
+
 ROOT = Path(__file__).parents[2]
 SHOAL = [sys.executable, "-P", "-m", "shoal"]
 WALK = [

@@ -8,6 +8,8 @@ import pytest
 from shoal.runs.folder import RunDir
 from tests.support.cli import shoal
 
+pytestmark = pytest.mark.processes
+
 SMALL = ["--population=8", "--tasks=3", "--width=2", "--score-episodes=2", "--workers=2"]
 WALK = "tests.support.toys:Walk-v0"
 

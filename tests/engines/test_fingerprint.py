@@ -66,6 +66,7 @@ def test_a_path_that_does_not_exist_is_an_error() -> None:
         code_digest("policies", "no/such/module.py")
 
 
+@pytest.mark.processes
 def test_every_module_that_computes_on_a_worker_is_covered() -> None:
     script = (
         "import json, sys, shoal.sampling.tasks\n"

@@ -13,6 +13,8 @@ from shoal.runs.folder import RunDir
 from shoal.spmd.launching import mpirun
 from tests.support.cli import SMALL, shoal, start, wait_for
 
+pytestmark = pytest.mark.mpi
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -16,6 +16,8 @@ from shoal.errors import EngineError, WorkerRefused
 from tests.engines.contract import WorkersContract
 from tests.support import tasks
 
+pytestmark = pytest.mark.processes
+
 
 class TestProcesses(WorkersContract):
     def make(self, **options: Any) -> shoal.Engine:

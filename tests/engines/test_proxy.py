@@ -15,6 +15,8 @@ from shoal.errors import EngineClosed
 from tests.engines.contract import Contract
 from tests.support import tasks
 
+pytestmark = pytest.mark.processes
+
 
 def connect(engine: Engine, name: str = "me") -> EngineProxy:
     ours, theirs = socket.socketpair()

@@ -22,7 +22,8 @@ from shoal.runs.folder import RunDir
 from tests.engines.contract import WorkersContract
 from tests.support import tasks
 
-pytestmark = pytest.mark.filterwarnings("default")  # Ray's own warnings are not ours to fix
+# Ray's own warnings are not ours to fix.
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token"}

@@ -33,6 +33,8 @@ from tests.support.cli import shoal as cli
 from tests.support.cli import start
 from tests.support.tcp_proxy import Proxy
 
+pytestmark = pytest.mark.redis
+
 
 def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30

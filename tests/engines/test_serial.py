@@ -3,6 +3,7 @@ import traceback
 from typing import Any
 
 import numpy as np
+import pytest
 
 import shoal
 from shoal.base.host import available_cores
@@ -21,17 +22,20 @@ def test_tasks_run_in_this_process() -> None:
         assert engine.submit(tasks.pid, 0).result() == os.getpid()
 
 
+@pytest.mark.processes
 def test_same_arithmetic_as_a_worker() -> None:
     with shoal.engine("serial") as serial, shoal.engine("processes", workers=1) as processes:
         assert serial.submit(_canary, 0).result() == processes.submit(_canary, 0).result(30)
 
 
+@pytest.mark.processes
 def test_few_frames_between_submit_and_task() -> None:
     with shoal.engine("serial") as serial, shoal.engine("processes", workers=1) as processes:
         assert serial.submit(_frames, 0).result()[-2:] == ["submit", "run"]
         assert processes.submit(_frames, 0).result(30)[-3:] == ["main", "serve", "run"]
 
 
+@pytest.mark.processes
 def test_cores_that_workers_share() -> None:
     with shoal.engine("serial") as serial, shoal.engine("processes", workers=1) as processes:
         assert serial.shared_cores == processes.shared_cores == available_cores()

@@ -19,6 +19,8 @@ from shoal.envs.make import EnvSpec, make_env
 from shoal.errors import EnvironmentFault, MissingExtra, UsageError
 from tests.support.cli import shoal, start
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("pyspiel", reason="OpenSpiel is not installed: pip install 'shoal[go]'")
 needs_gnugo = pytest.mark.skipif(
     not (shutil.which("gnugo") or shutil.which("gnugo", path="/usr/games")),

@@ -8,6 +8,7 @@ from shoal.errors import EnvironmentFault, UsageError
 from shoal.sampling.tasks import describe
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "HalfCheetah-v5"])
 def test_same_steps_as_plain_gymnasium(env_id: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Without the wrappers that a lane does itself, every number is the same."""

@@ -28,6 +28,7 @@ def test_the_same_task_without_velocities(name: str, whole: str, shown: list[int
     assert gymnasium.spec(name).reward_threshold == record.reward_threshold
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "name",
     ["shoal/CartPolePartial-v1", "shoal/PendulumPartial-v1", "LunarLanderContinuous-v3", "Ant-v5", "Humanoid-v5"],

@@ -12,6 +12,7 @@ from tests.golden.runner import SAVED, digests, key, shoal
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_every_case_has_its_digests() -> None:
     here, known = key(), stored()

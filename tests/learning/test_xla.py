@@ -31,6 +31,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process cannot be kept to one core here")
 @pytest.mark.parametrize("algo", ["ppo", "trpo"])
 def test_a_single_core_gives_the_same_bits(algo: str, tmp_path: Path) -> None:

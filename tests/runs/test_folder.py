@@ -137,6 +137,7 @@ def traced(run: RunDir, *inject: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed: apt-get install strace")
 @pytest.mark.parametrize("call", ["fsync", "rename", "mkdir", "unlinkat"])
 @pytest.mark.parametrize("fault", ["signal=SIGKILL", "error=ENOSPC"])
@@ -159,6 +160,7 @@ def test_a_fault_at_any_step_of_saving_leaves_a_loadable_run(run: RunDir, call: 
         SavedPolicy.load(run.policy_file)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed: apt-get install strace")
 def test_everything_is_synced_before_and_after_it_gets_its_name(run: RunDir) -> None:
     """What power loss would need: files and their folder on disk before the rename, the rename before going on."""

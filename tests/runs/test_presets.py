@@ -58,6 +58,7 @@ def test_a_preset_is_shown_as_it_could_be_typed(algo: str, name: str) -> None:
     assert vars(typed) == vars(short)
 
 
+@pytest.mark.processes
 def test_a_misspelt_preset_is_said(tmp_path: Path) -> None:
     code, _, err = shoal("train", "es", "landr", cwd=tmp_path)
     assert (code, "es has a preset 'lander'; did you mean that?" in err) == (2, True)
@@ -71,6 +72,7 @@ def test_no_preset_for_a_name_that_has_none() -> None:
     assert presets.presets("nope") == {}
 
 
+@pytest.mark.processes
 def test_a_preset_is_used_and_said_and_can_be_overridden_or_left_out(tmp_path: Path) -> None:
     words = ["train", "ppo", "CartPole-v1", "--iterations=1", "--workers=1", "--epochs=1"]
     code, out, _ = shoal(*words, "--name=with", cwd=tmp_path)
@@ -88,6 +90,7 @@ def test_a_preset_is_used_and_said_and_can_be_overridden_or_left_out(tmp_path: P
     assert gammas == [["0.98", "1"], ["0.99", "1"], ["0.98", "1"]], "also where the environment comes last"
 
 
+@pytest.mark.processes
 def test_presets_are_listed_and_shown(tmp_path: Path) -> None:
     assert "ppo: CartPole-v1, " in shoal("presets", cwd=tmp_path)[1]
     short = r"shoal train ppo CartPole-v1\n  is short for: CartPole-v1 --steps 100000.*--gamma 0.98"

@@ -48,6 +48,7 @@ def test_numbers_follow_from_the_seed() -> None:
     assert (noise_table.open_table(8, 100) != table[:100]).all()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_map_one_file() -> None:
     with engines.make("processes", 3) as engine:
@@ -60,6 +61,7 @@ def _mapped_again(number: int) -> str:
     return mapped()
 
 
+@pytest.mark.processes
 def test_processes_that_begin_together_make_it_once(folder: Path) -> None:
     code = f"from shoal.sampling.noise_table import open_table as o; print(o(7, {SIZE}).sum(), flush=True); input()"
     many = [
@@ -100,6 +102,7 @@ def test_leftovers_and_tables_that_nobody_uses_are_removed(folder: Path) -> None
     assert kept[0] == noise_table.open_table(2, 100)[0]
 
 
+@pytest.mark.processes
 def test_no_room(folder: Path) -> None:
     code = f"""
 import resource

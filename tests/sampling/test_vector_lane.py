@@ -86,6 +86,7 @@ def test_steps_spent_on_resets_do_not_count(env: EnvSpec) -> None:
         assert set(cut) == {9}
 
 
+@pytest.mark.processes
 def test_a_policy_is_played_outside_of_the_vector(tmp_path: Path) -> None:
     words = ["--iterations=1", "--workers=1", "--vector=gymnasium", "--no-preset", "--name=mine"]
     assert shoal("train", "ppo", "CartPole-v1", *words, cwd=tmp_path)[0] == 0
@@ -98,6 +99,7 @@ def test_a_policy_is_played_outside_of_the_vector(tmp_path: Path) -> None:
         evaluate.play(engine, other, 8)
 
 
+@pytest.mark.processes
 def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="registers no vector_entry_point"):
         describe(EnvSpec("Pendulum-v1", vector="gymnasium").to_record())

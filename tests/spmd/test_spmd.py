@@ -19,6 +19,8 @@ from shoal.spmd.world import _timeout
 from tests.spmd import checks
 from tests.support.docs import commands
 
+pytestmark = pytest.mark.mpi
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/spmd"
 TORCH = importlib.util.find_spec("torch") is not None

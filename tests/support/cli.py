@@ -35,9 +35,9 @@ def read_until(process: "subprocess.Popen[str]", words: str) -> str:
     return text
 
 
-def shoal(*words: str, cwd: Path, **options: Any) -> tuple[int, str, str]:
+def shoal(*words: str, cwd: Path, timeout: float = 110, **options: Any) -> tuple[int, str, str]:
     process = start(*words, cwd=cwd, **options)
-    out, err = process.communicate(timeout=110)
+    out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
 
 
