@@ -17,7 +17,7 @@ from bench.options import Say
 from bench.peers import Peers
 from bench.report import counted, percent, times
 from bench.rounds import Round, SideFailed
-from bench.watch import Program, rate
+from bench.watch import TrainingProgram, rate
 from shoal.envs.make import EnvSpec
 from shoal.reports.tables import markdown_table
 from shoal.sampling.tasks import describe
@@ -30,13 +30,13 @@ class Entry:
     """A library, with every setting worth trying; the best known comes first."""
 
     name: str
-    settings: Mapping[str, Program]
+    settings: Mapping[str, TrainingProgram]
     peer: bool = True
     """Whether it needs the peers' virtualenv."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ContestResult:
     """What was found on one environment."""
 
     env: str
@@ -47,7 +47,7 @@ class Outcome:
 
 def contest(
     env: str, entries: Sequence[Entry], peers: Peers, count: int, seconds: float, quick: bool, say: Say
-) -> Outcome:
+) -> ContestResult:
     """Scout, then measure in `count` rounds. The first entry is Shoal's."""
 
     def measured(entry: Entry, setting: str, _: int = 0) -> float:
@@ -68,7 +68,7 @@ def contest(
         for entry in entries:
             sides[entry.name] = partial(measured, entry, chosen[entry.name])
         say(f"{env}: steps per second")
-        return Outcome(env, chosen, rounds.measure(sides, count, say))
+        return ContestResult(env, chosen, rounds.measure(sides, count, say))
 
 
 def scout(settings: Iterable[str], measured: Callable[[str], float], say: Say) -> str:
@@ -84,9 +84,9 @@ def scout(settings: Iterable[str], measured: Callable[[str], float], say: Say) -
     return max(found, key=found.__getitem__) if found else next(iter(settings))
 
 
-def contest_table(outcomes: Sequence[Outcome]) -> str:
+def contest_table(outcomes: Sequence[ContestResult]) -> str:
     """One row for each library on each environment."""
-    head = ["environment", "", "setting", "steps/s", f"share of {BARE}", "Shoal is faster"]
+    header = ["environment", "", "setting", "steps/s", f"share of {BARE}", "Shoal is faster"]
     rows = []
     for outcome in outcomes:
         _, ours, *_ = sides = list(outcome.rounds[0])
@@ -100,4 +100,4 @@ def contest_table(outcomes: Sequence[Outcome]) -> str:
             share = rounds.spread(rounds.ratios(outcome.rounds, side, BARE)) if side != BARE else None
             lead = rounds.spread(rounds.ratios(outcome.rounds, ours, side)) if side not in (BARE, ours) else None
             rows.append([outcome.env, side, setting, counted(speed), percent(share), times(lead)])
-    return markdown_table(head, rows)
+    return markdown_table(header, rows)

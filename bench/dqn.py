@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from bench import machine, rounds
 from bench.options import PeerOptions, Say
-from bench.peers import Peers, Way
+from bench.peers import EnvLayout, Peers
 from bench.report import Report, counted, seconds, times
 from bench.rounds import SideFailed, spread
-from bench.watch import Program, reach, shoal_program, stretch
+from bench.watch import TrainingProgram, reach, shoal_program, stretch
 from shoal.reports.tables import markdown_table
 
 ENV = "CartPole-v1"
@@ -32,7 +32,7 @@ ZOO: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
+class DQNOptions(PeerOptions):
     """DQN beside Stable-Baselines3 and beside one remote call per transition, on CartPole-v1."""
 
     rounds: int = 5
@@ -53,7 +53,10 @@ class Options(PeerOptions):
         return [ENV]
 
 
-def run(options: Options, say: Say) -> Report:
+OPTIONS = DQNOptions
+
+
+def run(options: DQNOptions, say: Say) -> Report:
     """Measure, and report."""
     peers = Peers(options.peers_folder, say)
     notes = (
@@ -68,7 +71,7 @@ def run(options: Options, say: Say) -> Report:
     return Report("dqn", "\n\n".join(tables), notes)
 
 
-def _speed(options: Options, peers: Peers, say: Say) -> str:
+def _speed(options: DQNOptions, peers: Peers, say: Say) -> str:
     programs = {
         "Shoal, 256x256": _shoal(LARGE),
         "Stable-Baselines3, 256x256": _sb3(peers, LARGE),
@@ -84,7 +87,7 @@ def _speed(options: Options, peers: Peers, say: Say) -> str:
         learning += rounds.measure(sides, 1, say)
         acting.append({name: acted.get(name, SideFailed("not measured")) for name in programs})
         say(f"  that was round {number + 1} of {options.rounds}")
-    head = ["", "gradient steps/s", "Shoal is faster", "environment steps/s", "Shoal is faster"]
+    header = ["", "gradient steps/s", "Shoal is faster", "environment steps/s", "Shoal is faster"]
     rows = []
     for name in programs:
         ours = f"Shoal, {name.rpartition(', ')[2]}"
@@ -94,10 +97,12 @@ def _speed(options: Options, peers: Peers, say: Say) -> str:
             row += [counted(spread(rounds.numbers(found, name))), times(lead)]
         failed = rounds.failure(learning, name)
         rows.append([f"{name}: {failed}" if failed else name, *row[1:]])
-    return markdown_table(head, rows)
+    return markdown_table(header, rows)
 
 
-def _measured(program: Program, options: Options, acted: dict[str, float | SideFailed], name: str, _: int) -> float:
+def _measured(
+    program: TrainingProgram, options: DQNOptions, acted: dict[str, float | SideFailed], name: str, _: int
+) -> float:
     """Gradient steps per second; environment steps per second are left in `acted`."""
     first, last = stretch(program, options.seconds, lambda _, line: line.updates > 0)
     passed = last.seconds - first.seconds
@@ -107,8 +112,8 @@ def _measured(program: Program, options: Options, acted: dict[str, float | SideF
     return (last.updates - first.updates) / passed
 
 
-def _time(options: Options, peers: Peers, say: Say) -> str:
-    programs: dict[str, Callable[[int], Program]] = {
+def _time(options: DQNOptions, peers: Peers, say: Say) -> str:
+    programs: dict[str, Callable[[int], TrainingProgram]] = {
         "Shoal": lambda seed: shoal_program("dqn", ENV, [f"--seed={seed}", "--workers=2"]),
         "Stable-Baselines3": lambda seed: _sb3(peers, LARGE, seed, 50_000),
         "one call per transition": partial(_ray, peers),
@@ -126,11 +131,11 @@ def _time(options: Options, peers: Peers, say: Say) -> str:
     return markdown_table(["score", "", "reached", "seconds", "Shoal is faster"], rows)
 
 
-def _reached(start: Callable[[int], Program], score: float, cap: float, seed: int) -> float:
+def _reached(start: Callable[[int], TrainingProgram], score: float, cap: float, seed: int) -> float:
     return reach(start(seed), score, cap).seconds
 
 
-def _shoal(hidden: tuple[int, ...]) -> Program:
+def _shoal(hidden: tuple[int, ...]) -> TrainingProgram:
     words = [
         "--no-preset", "--workers=2", "--lanes=2", "--width=4", f"--steps={FOREVER}", "--hidden", *map(str, hidden),
         "--minibatch=64", "--batch-steps=256", "--replay-ratio=0.5", "--learning-starts=1000", "--lr=2.3e-3",
@@ -139,10 +144,10 @@ def _shoal(hidden: tuple[int, ...]) -> Program:
     return shoal_program("dqn", ENV, words)
 
 
-def _sb3(peers: Peers, hidden: tuple[int, ...], seed: int = 0, steps: int = FOREVER) -> Program:
+def _sb3(peers: Peers, hidden: tuple[int, ...], seed: int = 0, steps: int = FOREVER) -> TrainingProgram:
     settings = ZOO | {"policy_kwargs": {"net_arch": list(hidden)}}
-    return peers.stable_baselines("sb3", "DQN", ENV, Way(1, threads=1), settings, steps, seed)
+    return peers.stable_baselines("sb3", "DQN", ENV, EnvLayout(1, threads=1), settings, steps, seed)
 
 
-def _ray(peers: Peers, seed: int) -> Program:
+def _ray(peers: Peers, seed: int) -> TrainingProgram:
     return peers.program("ray_dqn", {"env": ENV, "actors": 2, "seed": seed}, threads=1)

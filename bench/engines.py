@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from bench import machine, rounds
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, counted, times
 from bench.rounds import Round, SideFailed
-from bench.watch import Program, rate, shoal_environment, shoal_program
+from bench.watch import TrainingProgram, rate, shoal_environment, shoal_program
 from shoal.base.host import module_command
 from shoal.reports.tables import markdown_table
 from shoal.spmd.launching import mpirun
@@ -30,7 +29,7 @@ GROWING = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Options(Shared):
+class EnginesOptions(BenchOptions):
     """What an engine adds to a task, and how fast the same run learns on it, beside processes."""
 
     env: tuple[str, ...] = ("LunarLander-v3", "HalfCheetah-v5")
@@ -49,7 +48,10 @@ class Options(Shared):
         return [*self.env, self.growing]
 
 
-def run(options: Options, say: Say) -> Report:
+OPTIONS = EnginesOptions
+
+
+def run(options: EnginesOptions, say: Say) -> Report:
     """Measure, and report."""
     say(f"microseconds per task, {WORKERS} workers")
     sides: dict[str, Callable[[int], float]] = {name: partial(_task_cost, name, options.seconds) for name in ENGINES}
@@ -93,11 +95,11 @@ def _cells(found: Sequence[Round], side: str, other: str) -> list[str]:
     return [counted(rounds.spread(rounds.numbers(found, side))), beside]
 
 
-def _rate(program: Program, seconds: float, _: int) -> float:
+def _rate(program: TrainingProgram, seconds: float, _: int) -> float:
     return rate(program, seconds)
 
 
-def _trpo(env: str, engine: str, workers: int) -> Program:
+def _trpo(env: str, engine: str, workers: int) -> TrainingProgram:
     words = [
         "--no-preset", f"--engine={engine}", f"--workers={workers}", "--lanes=8", "--width=8",
         "--batch-steps=10000", "--steps=1000000000",

@@ -21,7 +21,7 @@ from bench.contest import Entry, contest, contest_table
 from bench.options import PeerOptions, Say
 from bench.peers import Peers
 from bench.report import Report, counted, times
-from bench.watch import Program, shoal_program
+from bench.watch import TrainingProgram, shoal_program
 from shoal.algos import es
 from shoal.algos.base import Step
 from shoal.base.trees import Tree
@@ -46,7 +46,7 @@ EVALUATIONS = 1000
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
+class ESOptions(PeerOptions):
     """Evolution strategies beside the bare environment, EvoTorch and tasks of Ray; and the head's cost."""
 
     env: tuple[str, ...] = ("CartPole-v1", "LunarLanderContinuous-v3", "HalfCheetah-v5")
@@ -58,13 +58,19 @@ class Options(PeerOptions):
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("CartPole-v1",), "rounds": 1, "seconds": 1.0}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
+
+OPTIONS = ESOptions
+
+
+def run(options: ESOptions, say: Say) -> Report:
     """Measure, and report."""
     peers = Peers(options.peers_folder, say)
     rows = [row for env in options.env for workers in (1, 2) for row in _beside_bare(env, workers, options, say)]
-    head = ["environment", "policy", "population", "processes", "bare steps/s", "es steps/s", "es beside bare"]
-    bare = markdown_table(head, rows)
+    header = ["environment", "policy", "population", "processes", "bare steps/s", "es steps/s", "es beside bare"]
+    bare = markdown_table(header, rows)
     outcomes = [
         contest(env, _entries(env, peers), peers, options.rounds, options.seconds, options.quick, say)
         for env in options.env
@@ -99,7 +105,7 @@ def _words(hidden: tuple[int, ...]) -> str:
 # Beside the bare environment ---------------------------------------------------------------------------------------
 
 
-def _beside_bare(env: str, workers: int, options: Options, say: Say) -> list[list[str]]:
+def _beside_bare(env: str, workers: int, options: ESOptions, say: Say) -> list[list[str]]:
     say(f"{env} on {workers} process(es): steps per second")
     with shoal.engine("processes", workers=workers) as engine:
         engine.map(describe, [EnvSpec(env).to_record()] * workers)
@@ -164,7 +170,7 @@ def _entries(env: str, peers: Peers) -> list[Entry]:
     ]
 
 
-def _shoal(env: str) -> Program:
+def _shoal(env: str) -> TrainingProgram:
     hidden = _hidden(env)
     words = [
         "--no-preset", "--workers=2", f"--population={POPULATIONS[0]}", f"--lr={STILL}", f"--steps={FOREVER}",
@@ -176,7 +182,7 @@ def _shoal(env: str) -> Program:
 # The head ------------------------------------------------------------------------------------------------------------
 
 
-def _head_cost(options: Options, say: Say) -> str:
+def _head_cost(options: ESOptions, say: Say) -> str:
     """How long the head takes for a generation, beside reading as many bytes of memory and adding them up."""
     say("the head's cost of a generation: milliseconds")
     directions = noise_table.open_table(0, es.Config.table_size)

@@ -17,8 +17,7 @@ import numpy as np
 import shoal
 from bench import machine, rounds
 from bench.bare import bare_rate
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, counted, times
 from shoal.base import seeding
 from shoal.engines.base import Engine
@@ -34,7 +33,7 @@ ENVS = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
 
 
 @dataclass(frozen=True)
-class Options(Shared):
+class LanesOptions(BenchOptions):
     """Sampling beside the bare environment, on one process and on two; native vector environments where there are."""
 
     env: tuple[str, ...] = ENVS
@@ -46,21 +45,27 @@ class Options(Shared):
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:2], "rounds": 3, "seconds": 0.5}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
+
+OPTIONS = LanesOptions
+
+
+def run(options: LanesOptions, say: Say) -> Report:
     """Measure, and report."""
     rows = [row for env in options.env for workers in (1, 2) for row in _rows(env, workers, options, say)]
-    head = ["environment", "processes", "lanes of", "bare steps/s", "lanes steps/s", "lanes beside bare"]
+    header = ["environment", "processes", "lanes of", "bare steps/s", "lanes steps/s", "lanes beside bare"]
     notes = (
         f"Bare is Gymnasium's environment as `gymnasium.make` gives it, with its wrappers for time limit and order of "
         f"calls, which lanes do without. Lanes of 32 environments, two for each worker, networks of 64x64, fragments "
         f"of 128 steps. Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); "
         f"ratios are taken within a round. {machine.facts({})}"
     )
-    return Report("lanes", markdown_table(head, rows), notes)
+    return Report("lanes", markdown_table(header, rows), notes)
 
 
-def _rows(env: str, workers: int, options: Options, say: Say) -> list[list[str]]:
+def _rows(env: str, workers: int, options: LanesOptions, say: Say) -> list[list[str]]:
     say(f"{env} on {workers} process(es): steps per second")
     with shoal.engine("processes", workers=workers) as engine:
         samplers = {

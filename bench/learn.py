@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bench import machine
-from bench.options import Options as Shared
-from bench.options import Say, folder_problems
+from bench.options import BenchOptions, Say, folder_problems
 from bench.report import Report
 from bench.results import Result, Results
 from bench.watch import shoal_environment
@@ -37,7 +36,7 @@ POINTS = 200
 
 
 @dataclass(frozen=True)
-class Options(Shared):
+class LearnOptions(BenchOptions):
     """Scores of the presets over seeds, beside published ones."""
 
     algo: tuple[str, ...] = ()
@@ -95,7 +94,10 @@ class Options(Shared):
         ]
 
 
-def run(options: Options, say: Say) -> Report:
+OPTIONS = LearnOptions
+
+
+def run(options: LearnOptions, say: Say) -> Report:
     """Train what is not there yet, and report."""
     results = Results(None if options.results is None else Path(options.results))
     rows, failures, facts = [], [], []
@@ -124,7 +126,7 @@ def run(options: Options, say: Say) -> Report:
             rows.append(_row(algo, env, found))
         if options.svg is not None and found:
             _draw(Path(options.svg), f"{algo.upper()} on {env}", found)
-    head = [
+    header = [
         "", "environment", "steps", "seeds", "greedy: interquartile mean", "median", "range",
         "training: interquartile mean", "seconds", "published",
     ]  # fmt: skip
@@ -135,7 +137,7 @@ def run(options: Options, say: Say) -> Report:
     )
     if failures:
         notes += f" Failed: {'; '.join(failures)}."
-    return Report("learn", markdown_table(head, rows), notes)
+    return Report("learn", markdown_table(header, rows), notes)
 
 
 def settings_of(algo: str, name: str) -> dict[str, Any]:

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 from bench import machine
 from bench.contest import Entry, contest, contest_table
 from bench.options import PeerOptions, Say
-from bench.peers import Peers, Way
+from bench.peers import EnvLayout, Peers
 from bench.report import Report
-from bench.watch import Program, shoal_program
+from bench.watch import TrainingProgram, shoal_program
 
 BATCH = 2048
 FOREVER = 10**9
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
+class PPOOptions(PeerOptions):
     """PPO at equal settings beside Stable-Baselines3, SBX and RLlib: steps per second of training."""
 
     env: tuple[str, ...] = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
@@ -29,8 +29,14 @@ class Options(PeerOptions):
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 2.0}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
+
+OPTIONS = PPOOptions
+
+
+def run(options: PPOOptions, say: Say) -> Report:
     """Measure, and report."""
     peers = Peers(options.peers_folder, say)
     outcomes = [
@@ -47,8 +53,8 @@ def run(options: Options, say: Say) -> Report:
 
 
 LANES = ((2, 8), (2, 16), (4, 8))
-SB3 = (Way(8, threads=1), Way(8), Way(1, threads=1), Way(8, subprocesses=True, threads=1))
-SBX = (Way(8), Way(1), Way(8, subprocesses=True))
+SB3 = (EnvLayout(8, threads=1), EnvLayout(8), EnvLayout(1, threads=1), EnvLayout(8, subprocesses=True, threads=1))
+SBX = (EnvLayout(8), EnvLayout(1), EnvLayout(8, subprocesses=True))
 RLLIB = ((0, 8, 1), (2, 4, 1))
 """Env runners, environments of each, and threads."""
 
@@ -65,7 +71,7 @@ def _entries(env: str, peers: Peers) -> list[Entry]:
     ]
 
 
-def _shoal(env: str, lanes: int, width: int, lag: int = 0) -> Program:
+def _shoal(env: str, lanes: int, width: int, lag: int = 0) -> TrainingProgram:
     words = [
         "--no-preset", "--workers=2", f"--lanes={lanes}", f"--width={width}", f"--steps={FOREVER}",
         f"--batch-steps={BATCH}", "--minibatch=64", "--epochs=10", "--gamma=0.99", "--lam=0.95", "--lr=3e-4",
@@ -74,7 +80,7 @@ def _shoal(env: str, lanes: int, width: int, lag: int = 0) -> Program:
     return shoal_program("ppo", env, words)
 
 
-def _sb3(library: str, env: str, peers: Peers, way: Way) -> Program:
+def _sb3(library: str, env: str, peers: Peers, way: EnvLayout) -> TrainingProgram:
     settings = {
         "n_steps": BATCH // way.envs, "batch_size": 64, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95,
         "learning_rate": 3e-4, "clip_range": 0.2, "policy_kwargs": {"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
@@ -82,7 +88,7 @@ def _sb3(library: str, env: str, peers: Peers, way: Way) -> Program:
     return peers.stable_baselines(library, "PPO", env, way, settings, FOREVER)
 
 
-def _rllib(env: str, peers: Peers, runners: int, envs: int, threads: int | None) -> tuple[str, Program]:
+def _rllib(env: str, peers: Peers, runners: int, envs: int, threads: int | None) -> tuple[str, TrainingProgram]:
     settings = {
         "train_batch_size_per_learner": BATCH, "minibatch_size": 64, "num_epochs": 10, "gamma": 0.99, "lambda_": 0.95,
         "lr": 3e-4, "clip_param": 0.2, "vf_clip_param": 1e9, "vf_loss_coeff": 0.5, "grad_clip": 0.5,

@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from bench import machine, rounds
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, counted, seconds, times
 from bench.rounds import Round, SideFailed
-from bench.watch import Program, rate, shoal_program
+from bench.watch import TrainingProgram, rate, shoal_program
 from shoal.base.host import available_cores
 from shoal.reports.tables import markdown_table
 
@@ -22,7 +21,7 @@ SERIAL = "serial"
 
 
 @dataclass(frozen=True)
-class Options(Shared):
+class RayOptions(BenchOptions):
     """TRPO on Ray beside `processes`, in steps per second; and ten iterations of Pong from RAM, in seconds."""
 
     env: tuple[str, ...] = ("LunarLander-v3", "HalfCheetah-v5")
@@ -36,8 +35,14 @@ class Options(Shared):
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 2.0, "pong_iterations": 2}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
+
+OPTIONS = RayOptions
+
+
+def run(options: RayOptions, say: Say) -> Report:
     """Measure, and report."""
     cores = available_cores()
     rows = []
@@ -74,11 +79,11 @@ def _row(what: str, side: str, words: Callable[..., str], found: list[Round], ra
     return [what, side, figure, ratio]
 
 
-def _rate(program: Program, seconds: float, _: int) -> float:
+def _rate(program: TrainingProgram, seconds: float, _: int) -> float:
     return rate(program, seconds)
 
 
-def _seconds(program: Program, _: int) -> float:
+def _seconds(program: TrainingProgram, _: int) -> float:
     """Seconds from the end of the first iteration, which starts workers and compiles, to that of the last."""
     with program.running() as lines:
         found = list(lines)
@@ -87,7 +92,7 @@ def _seconds(program: Program, _: int) -> float:
     return (found[-1].seconds - found[0].seconds) * len(found) / (len(found) - 1)
 
 
-def _program(env: str, engine: str, workers: int, iterations: int) -> Program:
+def _program(env: str, engine: str, workers: int, iterations: int) -> TrainingProgram:
     words = [f"--engine={engine}", f"--workers={workers}"]
     if env == PONG:
         return shoal_program("trpo", env, [*words, f"--iterations={iterations}"])

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from bench import machine, rounds
 from bench.contest import scout
 from bench.options import PeerOptions, Say
-from bench.peers import Peers, Way
+from bench.peers import EnvLayout, Peers
 from bench.report import Report, counted, seconds, times
 from bench.rounds import spread
-from bench.watch import Program, rate, reach, shoal_program
+from bench.watch import TrainingProgram, rate, reach, shoal_program
 from shoal.reports.tables import markdown_table
 from shoal.runs import presets
 
@@ -56,7 +56,7 @@ ZOO: Mapping[tuple[str, str], dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
+class TimeOptions(PeerOptions):
     """Time to a score, each library with its best known settings: CartPole-v1 to 475, LunarLander-v3 to 200."""
 
     env: tuple[str, ...] = tuple(SCORES)
@@ -68,6 +68,9 @@ class Options(PeerOptions):
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("CartPole-v1",), "seeds": 1, "cap": 15.0}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
+
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         strange = [env for env in self.env if env not in SCORES]
@@ -75,7 +78,10 @@ class Options(PeerOptions):
         return found + [f"there is no score for {env}; there is one for {', '.join(SCORES)}" for env in strange]
 
 
-def run(options: Options, say: Say) -> Report:
+OPTIONS = TimeOptions
+
+
+def run(options: TimeOptions, say: Say) -> Report:
     """Measure, and report."""
     peers = Peers(options.peers_folder, say)
     rows = []
@@ -89,11 +95,11 @@ def run(options: Options, say: Say) -> Report:
         f"of rl-zoo, in its way of running them (all environments in-process), and with one thread or their own "
         f"choice of threads, whichever was faster when tried. {machine.facts(peers.versions())}"
     )
-    head = ["environment", "", "reached", "seconds", "environment steps", "beside Shoal's fastest"]
-    return Report("time", markdown_table(head, rows), notes)
+    header = ["environment", "", "reached", "seconds", "environment steps", "beside Shoal's fastest"]
+    return Report("time", markdown_table(header, rows), notes)
 
 
-def _rows(env: str, options: Options, peers: Peers, say: Say) -> list[list[str]]:
+def _rows(env: str, options: TimeOptions, peers: Peers, say: Say) -> list[list[str]]:
     """A row for each library: how often it got there, in which time, with how many steps."""
     programs, steps = _programs(env, options, peers, say), dict[str, list[int]]()
 
@@ -126,9 +132,9 @@ THEIRS = {
 }
 
 
-def _programs(env: str, options: Options, peers: Peers, say: Say) -> dict[str, Callable[[int], Program]]:
+def _programs(env: str, options: TimeOptions, peers: Peers, say: Say) -> dict[str, Callable[[int], TrainingProgram]]:
     """For each library, how to start it with a seed. Shoal's algorithms take part where they have a preset."""
-    found: dict[str, Callable[[int], Program]] = {
+    found: dict[str, Callable[[int], TrainingProgram]] = {
         name: partial(_ours, algo, env) for name, algo in OURS.items() if presets.find_preset(algo, env) is not None
     }
     for name, (library, algo) in THEIRS.items():
@@ -137,18 +143,18 @@ def _programs(env: str, options: Options, peers: Peers, say: Say) -> dict[str, C
     return found
 
 
-def _ours(algo: str, env: str, seed: int) -> Program:
+def _ours(algo: str, env: str, seed: int) -> TrainingProgram:
     return shoal_program(algo, env, [f"--seed={seed}"])
 
 
-def _theirs(peers: Peers, library: str, algo: str, env: str, threads: int | None, seed: int) -> Program:
+def _theirs(peers: Peers, library: str, algo: str, env: str, threads: int | None, seed: int) -> TrainingProgram:
     zoo = ZOO[algo, env]
-    way = Way(zoo["envs"], threads=threads)
+    way = EnvLayout(zoo["envs"], threads=threads)
     return peers.stable_baselines(library, algo, env, way, zoo["settings"], zoo["steps"], seed)
 
 
 def _threads(
-    name: str, start: Callable[[int | None, int], Program], options: Options, peers: Peers, say: Say
+    name: str, start: Callable[[int | None, int], TrainingProgram], options: TimeOptions, peers: Peers, say: Say
 ) -> int | None:
     """With how many threads a library is faster: one, which is the best known, or its own choice."""
     ways = {"1 thread": 1, "its own choice of threads": None}

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 import shoal
 from bench import machine, rounds
 from bench.lanes import Sampler
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, counted, times
 from bench.sleepers import sleep
 from bench.task_cost import microseconds
@@ -38,7 +37,7 @@ STRATEGY = es.Config(population=64, hidden=(480, 480), table_size=1 << 20)
 
 
 @dataclass(frozen=True)
-class Options(Shared):
+class RedisOptions(BenchOptions):
     """The redis engine beside processes."""
 
     env: tuple[str, ...] = ENVS
@@ -54,13 +53,19 @@ class Options(Shared):
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:1], "rounds": 3, "seconds": 0.5, "naps": 5}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
+
     def problems(self) -> list[str]:
         """What is wrong with the values, all of it."""
         few = ["naps must be at least 3: neither the first nor the last is measured"] if self.naps < 3 else []
         return super().problems() + validation.field_problems(self, at_least_one=("sleepers",)) + few
 
 
-def run(options: Options, say: Say) -> Report:
+OPTIONS = RedisOptions
+
+
+def run(options: RedisOptions, say: Say) -> Report:
     """Measure, and report."""
     rows = [_speed(env, options, say) for env in options.env]
     rows += _tasks(options, say)
@@ -87,7 +92,7 @@ def _both(workers: int) -> Iterator[dict[str, Engine]]:
         }
 
 
-def _speed(env: str, options: Options, say: Say) -> list[str]:
+def _speed(env: str, options: RedisOptions, say: Say) -> list[str]:
     say(f"{env}: steps per second with 2 workers")
     with _both(2) as engines:
         samplers = {}
@@ -100,7 +105,7 @@ def _speed(env: str, options: Options, say: Say) -> list[str]:
     return [f"{env}, steps/s", *columns, times(rounds.spread(rounds.ratios(found, "redis", "processes")))]
 
 
-def _tasks(options: Options, say: Say) -> list[list[str]]:
+def _tasks(options: RedisOptions, say: Say) -> list[list[str]]:
     """Microseconds for a task: of many at once, and of one alone there and back."""
     say("time per task with 1 worker, in microseconds")
 
@@ -148,7 +153,7 @@ def _traffic(rig: RedisRig) -> tuple[int, int]:
     return found["total_net_input_bytes"], found["total_net_output_bytes"]
 
 
-def _sleepers(options: Options, say: Say) -> list[str]:
+def _sleepers(options: RedisOptions, say: Say) -> list[str]:
     what = f"use of {options.sleepers} workers with tasks of 1 s"
     say(f"{what}, {options.naps} each")
     share = use(options.sleepers, options.naps, 1.0)

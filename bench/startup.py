@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 
 from bench import machine
 from bench.lanes import ENVS, Sampler
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, seconds
 from bench.rounds import spread
 from bench.watch import shoal_environment
@@ -60,7 +59,7 @@ ENVIRONMENTS = 32
 
 
 @dataclass(frozen=True)
-class Options(Shared):
+class StartupOptions(BenchOptions):
     """Time from the start of a run to its first environment step, and a worker's memory."""
 
     env: tuple[str, ...] = ENVS
@@ -70,8 +69,14 @@ class Options(Shared):
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:1], "rounds": 3}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
+
+OPTIONS = StartupOptions
+
+
+def run(options: StartupOptions, say: Say) -> Report:
     """Measure, and report."""
     try:
         import psutil  # noqa: F401 - asked for before anything is measured

@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 from bench import machine
 from bench.contest import Entry, contest, contest_table
 from bench.options import PeerOptions, Say
-from bench.peers import Peers, Way
+from bench.peers import EnvLayout, Peers
 from bench.report import Report
-from bench.watch import Program, shoal_program
+from bench.watch import TrainingProgram, shoal_program
 
 BATCH = 10_000
 FOREVER = 10**9
 LANES = ((2, 8), (4, 4), (4, 10))
-WAYS = (Way(8, threads=1), Way(8), Way(1, threads=1), Way(2, subprocesses=True, threads=1))
+WAYS = (EnvLayout(8, threads=1), EnvLayout(8), EnvLayout(1, threads=1), EnvLayout(2, subprocesses=True, threads=1))
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
+class TRPOOptions(PeerOptions):
     """TRPO at equal settings beside sb3-contrib: steps per second of training."""
 
     env: tuple[str, ...] = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
@@ -31,8 +31,14 @@ class Options(PeerOptions):
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 1.0}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
+
+OPTIONS = TRPOOptions
+
+
+def run(options: TRPOOptions, say: Say) -> Report:
     """Measure, and report."""
     peers = Peers(options.peers_folder, say)
     outcomes = []
@@ -50,7 +56,7 @@ def run(options: Options, say: Say) -> Report:
     return Report("trpo", contest_table(outcomes), notes)
 
 
-def _shoal(env: str, lanes: int, width: int) -> Program:
+def _shoal(env: str, lanes: int, width: int) -> TrainingProgram:
     words = [
         "--no-preset", "--workers=2", f"--lanes={lanes}", f"--width={width}", f"--steps={FOREVER}",
         f"--batch-steps={BATCH}", "--cg-iterations=15", "--cg-damping=0.1", "--max-kl=0.01", "--line-search-steps=10",
@@ -59,7 +65,7 @@ def _shoal(env: str, lanes: int, width: int) -> Program:
     return shoal_program("trpo", env, words)
 
 
-def _contrib(env: str, peers: Peers, way: Way) -> Program:
+def _contrib(env: str, peers: Peers, way: EnvLayout) -> TrainingProgram:
     settings = {
         "n_steps": BATCH // way.envs, "batch_size": 128, "cg_max_steps": 15, "cg_damping": 0.1, "target_kl": 0.01,
         "line_search_max_iter": 10, "n_critic_updates": 10, "learning_rate": 1e-3, "gamma": 0.99, "gae_lambda": 0.95,

@@ -47,7 +47,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Program:
+class TrainingProgram:
     """How to start a library, and which numbers of its lines are which."""
 
     command: Sequence[str]
@@ -140,9 +140,9 @@ def shoal_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": python_path()}
 
 
-def shoal_program(algo: str, env: str, words: Sequence[str]) -> Program:
+def shoal_program(algo: str, env: str, words: Sequence[str]) -> TrainingProgram:
     """Shoal by its ordinary command line."""
-    return Program(
+    return TrainingProgram(
         shoal_command("train", algo, env, *words, "--runs=runs", "--name=bench"),
         shoal_environment(),
         file="runs/bench/metrics.jsonl",
@@ -153,14 +153,14 @@ def shoal_program(algo: str, env: str, words: Sequence[str]) -> Program:
     )
 
 
-def rate(program: Program, seconds: float, warm: int = WARM, patience: float = PATIENCE) -> float:
+def rate(program: TrainingProgram, seconds: float, warm: int = WARM, patience: float = PATIENCE) -> float:
     """Environment steps per second of whole iterations, over at least `seconds` after the first `warm` ones."""
     first, last = stretch(program, seconds, lambda number, _: number >= warm, patience)
     return (last.steps - first.steps) / (last.seconds - first.seconds)
 
 
 def stretch(
-    program: Program, seconds: float, warm: Callable[[int, Line], bool], patience: float = PATIENCE
+    program: TrainingProgram, seconds: float, warm: Callable[[int, Line], bool], patience: float = PATIENCE
 ) -> tuple[Line, Line]:
     """The first line of a run that is `warm`, and one that is at least `seconds` later."""
     with program.running(patience) as lines:
@@ -182,7 +182,7 @@ class Reached:
     steps: int
 
 
-def reach(program: Program, score: float, cap: float) -> Reached:
+def reach(program: TrainingProgram, score: float, cap: float) -> Reached:
     """Train until the mean return of 100 episodes is `score`, for at most `cap` seconds."""
     begun, best, steps = time.monotonic(), -math.inf, 0
     with program.running(patience=cap, cap=cap) as lines:

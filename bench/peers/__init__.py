@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.options import Say
 from bench.rounds import SideFailed
-from bench.watch import Program
+from bench.watch import TrainingProgram
 from shoal.base.host import BLAS_THREADS
 
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ _NAMES = ("stable-baselines3", "sb3-contrib", "sbx-rl", "ray", "evotorch", "torc
 
 
 @dataclass(frozen=True)
-class Way:
+class EnvLayout:
     """How a peer runs its environments."""
 
     envs: int
@@ -79,18 +79,18 @@ class Peers:
             said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             self.missing = f"not installed: {said[-1].strip() if said else f'exit code {done.returncode}'}"
 
-    def program(self, script: str, job: Mapping[str, Any], threads: int | None = None) -> Program:
+    def program(self, script: str, job: Mapping[str, Any], threads: int | None = None) -> TrainingProgram:
         """One of the scripts, with a job; with so many threads for its arithmetic, or with its library's own choice."""
         environment = _environment()
         del environment["HOME"]  # what it writes there goes away with the folder it runs in
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
         path = Path(script) if Path(script).is_absolute() else HERE / f"{script}.py"
-        return Program([str(self.python), "-P", str(path), json.dumps(job)], environment)
+        return TrainingProgram([str(self.python), "-P", str(path), json.dumps(job)], environment)
 
     def stable_baselines(
-        self, library: str, algo: str, env: str, way: Way, settings: Mapping[str, Any], steps: int, seed: int = 0
-    ) -> Program:
+        self, library: str, algo: str, env: str, way: EnvLayout, settings: Mapping[str, Any], steps: int, seed: int = 0
+    ) -> TrainingProgram:
         """Stable-Baselines3 ("sb3"), "sb3-contrib" or "sbx"."""
         job = {
             "library": library, "algo": algo, "env": env, "envs": way.envs, "subprocesses": way.subprocesses,

@@ -53,8 +53,8 @@ def test_quick_is_said_and_replaces_nothing(tmp_path: Path) -> None:
     page.write_text("# Mine\n")
     code, out, _ = shoal(*LANES, "--quick", cwd=tmp_path)
     assert code == 0
-    assert "QUICK, and therefore rough" in out
-    assert "Median of 2 interleaved rounds of 0.1 s" in out, "what is told goes before what quick means"
+    assert "QUICK, so figures are rough" in out
+    assert "Median of 2 interleaved rounds of 0.1 s" in out, "flags override the defaults of --quick"
     assert page.read_text() == "# Mine\n"
 
 

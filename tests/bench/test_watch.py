@@ -12,7 +12,7 @@ from bench import ppo
 from bench.contest import Entry, contest, contest_table
 from bench.peers import REQUIREMENTS, Peers, blocks
 from bench.rounds import SideFailed
-from bench.watch import Program, rate, reach
+from bench.watch import TrainingProgram, rate, reach
 
 HERE = {**os.environ}
 
@@ -38,7 +38,7 @@ class Here(Peers):
         self.python, self.missing = Path(sys.executable), missing
 
 
-def peer(folder: Path, iterations: int = 10, fails: bool = False, hangs: bool = False) -> Program:
+def peer(folder: Path, iterations: int = 10, fails: bool = False, hangs: bool = False) -> TrainingProgram:
     script = folder / "steady.py"
     script.write_text(STEADY)
     return Here().program(str(script), {"iterations": iterations, "fails": fails, "hangs": hangs})
@@ -70,9 +70,9 @@ def test_a_process_that_fails_hangs_or_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SideFailed, match="nothing new in 1 s; something that is no line"):
         rate(peer(tmp_path, iterations=1, hangs=True), seconds=1, patience=1)
     with pytest.raises(SideFailed, match="No such file"):
-        rate(Program([str(tmp_path / "nothing")], HERE), seconds=1)
+        rate(TrainingProgram([str(tmp_path / "nothing")], HERE), seconds=1)
     with pytest.raises(SideFailed, match="exit code 3, and it said nothing"):
-        rate(Program([sys.executable, "-c", "raise SystemExit(3)"], HERE), seconds=1)
+        rate(TrainingProgram([sys.executable, "-c", "raise SystemExit(3)"], HERE), seconds=1)
 
 
 def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
         "import subprocess, sys, json, time; p = subprocess.Popen(['sleep', '100']);"
         "print(json.dumps({'steps': p.pid, 'seconds': 0}), flush=True); time.sleep(100)"
     )
-    with Program([sys.executable, "-c", code], HERE).running() as lines:
+    with TrainingProgram([sys.executable, "-c", code], HERE).running() as lines:
         child = psutil.Process(next(lines).steps)
         assert child.is_running()
     assert not psutil.wait_procs([child], timeout=15)[1]
