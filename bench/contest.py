@@ -1,7 +1,7 @@
 """Libraries at equal settings, in steps per second of training.
 
-A scouting pass tries every setting of every library once on an environment; then each runs with its best in all
-rounds, in turns with the others and with two bare processes.
+A scouting pass tries every setting of every library once on an environment. Then each library runs with its best
+setting in all rounds, in turns with the others and with two bare processes.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ BARE = "2 bare processes"
 
 @dataclass(frozen=True)
 class Entry:
-    """A library, with every setting worth trying; the best known comes first."""
+    """A library and the settings worth trying; the best known comes first."""
 
     name: str
     settings: Mapping[str, TrainingProgram]
     peer: bool = True
-    """Whether it needs the peers' virtualenv."""
+    """Whether the library needs the peers' virtualenv."""
 
 
 @dataclass(frozen=True)
 class ContestResult:
-    """What was found on one environment."""
+    """The measurements on one environment."""
 
     env: str
     chosen: Mapping[str, str]
-    """The setting of each library."""
+    """The setting that each library ran with."""
     rounds: Sequence[Round]
 
 
 def contest(
     env: str, entries: Sequence[Entry], peers: Peers, count: int, seconds: float, quick: bool, say: Say
 ) -> ContestResult:
-    """Scout, then measure in `count` rounds. The first entry is Shoal's."""
+    """Scout, then measure in `count` rounds. The first entry must be Shoal."""
 
     def measured(entry: Entry, setting: str, _: int = 0) -> float:
         if entry.peer:
@@ -72,7 +72,7 @@ def contest(
 
 
 def scout(settings: Iterable[str], measured: Callable[[str], float], say: Say) -> str:
-    """The setting that was fastest when each was tried once; the first if none could be measured."""
+    """Try each setting once and return the fastest, or the first if none could be measured."""
     found: dict[str, float] = {}
     for setting in settings:
         try:
@@ -85,8 +85,8 @@ def scout(settings: Iterable[str], measured: Callable[[str], float], say: Say) -
 
 
 def contest_table(outcomes: Sequence[ContestResult]) -> str:
-    """One row for each library on each environment."""
-    header = ["environment", "", "setting", "steps/s", f"share of {BARE}", "Shoal is faster"]
+    """Format a table with one row for each library on each environment."""
+    header = ["environment", "", "setting", "steps/s", f"share of {BARE}", "Shoal's speed-up"]
     rows = []
     for outcome in outcomes:
         _, ours, *_ = sides = list(outcome.rounds[0])

@@ -1,7 +1,7 @@
-"""DQN beside Stable-Baselines3 and beside a design with one remote call per transition, on CartPole-v1.
+"""DQN compared with Stable-Baselines3 and with a design that makes one remote call per transition, on CartPole-v1.
 
-Measured are environment steps and gradient steps per second, once gradient steps are being taken, and the time to a
-mean return of 195 and of 475.
+Measures environment steps and gradient steps per second once learning has started, and the time to a mean return of 195
+and of 475.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ ZOO: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class DQNOptions(PeerOptions):
-    """DQN beside Stable-Baselines3 and beside one remote call per transition, on CartPole-v1."""
+    """DQN compared with Stable-Baselines3 and with one remote call per transition, on CartPole-v1."""
 
     rounds: int = 5
-    """In each, everybody takes a turn."""
+    """Number of rounds; every library takes one turn in each."""
     seconds: float = 5.0
-    """How long a turn is measured, at least, once gradient steps are taken."""
+    """Minimum length of a turn in seconds, after the first gradient step."""
     seeds: int = 3
-    """Each trains to a score once with each of so many seeds."""
+    """Number of seeds; every library trains to each score once per seed."""
     cap: float = 120.0
-    """Seconds after which a run to a score is given up."""
+    """Time limit in seconds for a run to a score."""
     score: tuple[float, ...] = SCORES
-    """Mean returns to train to; none, and speed alone is measured."""
+    """Mean returns to train to; give none to measure only speed."""
 
     QUICK: ClassVar[dict[str, Any]] = {"rounds": 1, "seconds": 1.0, "score": ()}
 
     def environments(self) -> list[str]:
-        """Which environments will be made."""
         return [ENV]
 
 
@@ -57,11 +56,11 @@ OPTIONS = DQNOptions
 
 
 def run(options: DQNOptions, say: Say) -> Report:
-    """Measure, and report."""
+    """Measure and report."""
     peers = Peers(options.peers_folder, say)
     notes = (
         f"{ENV}; minibatches of 64. Shoal and Stable-Baselines3 take a gradient step for every two environment steps; "
-        f"Shoal with 2 workers and a lag of 1, Stable-Baselines3 with one environment, as rl-zoo has it, one thread. "
+        f"Shoal with 2 workers and a lag of 1, Stable-Baselines3 with one environment, as in rl-zoo, and one thread. "
         f"The design with one remote call per transition has 2 actors, and takes gradient steps as fast as it can. "
         f"Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest). Times to a mean "
         f"return of the last 100 training episodes count from the start of the process: median of {options.seeds} "
@@ -86,8 +85,8 @@ def _speed(options: DQNOptions, peers: Peers, say: Say) -> str:
         sides = {name: partial(_measured, program, options, acted, name) for name, program in programs.items()}
         learning += rounds.measure(sides, 1, say)
         acting.append({name: acted.get(name, SideFailed("not measured")) for name in programs})
-        say(f"  that was round {number + 1} of {options.rounds}")
-    header = ["", "gradient steps/s", "Shoal is faster", "environment steps/s", "Shoal is faster"]
+        say(f"  finished round {number + 1} of {options.rounds}")
+    header = ["", "gradient steps/s", "Shoal's speed-up", "environment steps/s", "Shoal's speed-up"]
     rows = []
     for name in programs:
         ours = f"Shoal, {name.rpartition(', ')[2]}"
@@ -103,7 +102,7 @@ def _speed(options: DQNOptions, peers: Peers, say: Say) -> str:
 def _measured(
     program: TrainingProgram, options: DQNOptions, acted: dict[str, float | SideFailed], name: str, _: int
 ) -> float:
-    """Gradient steps per second; environment steps per second are left in `acted`."""
+    """Return gradient steps per second, and put environment steps per second into `acted`."""
     first, last = stretch(program, options.seconds, lambda _, line: line.updates > 0)
     passed = last.seconds - first.seconds
     acted[name] = (last.steps - first.steps) / passed
@@ -128,7 +127,7 @@ def _time(options: DQNOptions, peers: Peers, say: Say) -> str:
             reached = f"{count} of {len(found)}" + (f": {failed}" if failed else "")
             lead = None if name == "Shoal" else spread(rounds.ratios(found, name, "Shoal"))
             rows.append([f"{score:.0f}", name, reached, seconds(spread(rounds.numbers(found, name))), times(lead)])
-    return markdown_table(["score", "", "reached", "seconds", "Shoal is faster"], rows)
+    return markdown_table(["score", "", "reached", "seconds", "Shoal's speed-up"], rows)
 
 
 def _reached(start: Callable[[int], TrainingProgram], score: float, cap: float, seed: int) -> float:

@@ -1,7 +1,7 @@
-"""Engines beside `processes`: what each adds to a task, and how fast the same run learns on it.
+"""Engines compared with `processes`: overhead per task, and the training speed of the same run.
 
-The second table is for one environment and a growing number of workers: more than there are cores shows what it costs
-to ask for too many.
+The second table has one environment and a growing number of workers, beyond the number of cores, to show what too many
+workers cost.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ GROWING = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class EnginesOptions(BenchOptions):
-    """What an engine adds to a task, and how fast the same run learns on it, beside processes."""
+    """Overhead of each engine per task, and training on it compared with processes."""
 
     env: tuple[str, ...] = ("LunarLander-v3", "HalfCheetah-v5")
-    """Environments to learn on every engine."""
+    """Environments to train on with every engine."""
     growing: str = "Walker2d-v5"
-    """Environment to learn with a growing number of workers."""
+    """Environment to train on with a growing number of workers."""
     rounds: int = 3
-    """In each, every engine takes its turn."""
+    """Number of rounds; every engine takes one turn in each."""
     seconds: float = 3.0
-    """How long a turn is measured, at least, once training goes on steadily."""
+    """Minimum length of a turn in seconds, after the first iterations."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 1.0}
 
     def environments(self) -> list[str]:
-        """Which environments will be made."""
         return [*self.env, self.growing]
 
 
@@ -52,7 +51,7 @@ OPTIONS = EnginesOptions
 
 
 def run(options: EnginesOptions, say: Say) -> Report:
-    """Measure, and report."""
+    """Measure and report."""
     say(f"microseconds per task, {WORKERS} workers")
     sides: dict[str, Callable[[int], float]] = {name: partial(_task_cost, name, options.seconds) for name in ENGINES}
     found = rounds.measure(sides, options.rounds, say)
@@ -72,11 +71,11 @@ def run(options: EnginesOptions, say: Say) -> Report:
     found = rounds.measure(sides, options.rounds, say)
     grown = [[side, *_cells(found, side, serial)] for side in sides]
     tables = [
-        markdown_table(["what", "engine", f"on {WORKERS} workers", f"beside {PLAIN}"], rows),
-        markdown_table([f"TRPO on {options.growing}", "steps/s", f"beside {serial}"], grown),
+        markdown_table(["benchmark", "engine", f"on {WORKERS} workers", f"relative to {PLAIN}"], rows),
+        markdown_table([f"TRPO on {options.growing}", "steps/s", f"relative to {serial}"], grown),
     ]
     notes = (
-        f"TRPO with batches of 10,000 steps in 8 lanes of 8 and its other defaults. Median of {options.rounds} "
+        f"TRPO with batches of 10,000 steps in 8 lanes of 8, otherwise with its defaults. Median of {options.rounds} "
         f"interleaved rounds of {options.seconds:g} s (lowest to highest); ratios are taken within a round. "
         f"{machine.facts({})}"
     )
@@ -91,8 +90,8 @@ def _cells(found: Sequence[Round], side: str, other: str) -> list[str]:
     failed = rounds.failure(found, side)
     if failed is not None:
         return [f"failed: {failed}", ""]
-    beside = times(rounds.spread(rounds.ratios(found, side, other))) if side != other else ""
-    return [counted(rounds.spread(rounds.numbers(found, side))), beside]
+    ratio = times(rounds.spread(rounds.ratios(found, side, other))) if side != other else ""
+    return [counted(rounds.spread(rounds.numbers(found, side))), ratio]
 
 
 def _rate(program: TrainingProgram, seconds: float, _: int) -> float:

@@ -1,4 +1,4 @@
-"""PPO at equal settings beside Stable-Baselines3, SBX and RLlib: environment steps per second of training."""
+"""PPO at equal settings compared with Stable-Baselines3, SBX and RLlib: environment steps per second of training."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FOREVER = 10**9
 
 @dataclass(frozen=True)
 class PPOOptions(PeerOptions):
-    """PPO at equal settings beside Stable-Baselines3, SBX and RLlib: steps per second of training."""
+    """PPO at equal settings compared with Stable-Baselines3, SBX and RLlib: steps per second of training."""
 
     env: tuple[str, ...] = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
-    """Environments."""
+    """Environments to measure."""
     rounds: int = 5
-    """In each, every library takes its turn."""
+    """Number of rounds; every library takes one turn in each."""
     seconds: float = 5.0
-    """How long a turn is measured, at least, once training goes on steadily."""
+    """Minimum length of a turn in seconds, after the first iterations."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 2.0}
 
@@ -37,7 +37,7 @@ OPTIONS = PPOOptions
 
 
 def run(options: PPOOptions, say: Say) -> Report:
-    """Measure, and report."""
+    """Measure and report."""
     peers = Peers(options.peers_folder, say)
     outcomes = [
         contest(env, _entries(env, peers), peers, options.rounds, options.seconds, options.quick, say)
@@ -56,11 +56,11 @@ LANES = ((2, 8), (2, 16), (4, 8))
 SB3 = (EnvLayout(8, threads=1), EnvLayout(8), EnvLayout(1, threads=1), EnvLayout(8, subprocesses=True, threads=1))
 SBX = (EnvLayout(8), EnvLayout(1), EnvLayout(8, subprocesses=True))
 RLLIB = ((0, 8, 1), (2, 4, 1))
-"""Env runners, environments of each, and threads."""
+"""Env runners, environments per runner, and threads."""
 
 
 def _entries(env: str, peers: Peers) -> list[Entry]:
-    """Everybody, with the best known setting first."""
+    """List the libraries, each with its best known setting first."""
     ours = {f"2 workers, {lanes} lanes of {width}": _shoal(env, lanes, width) for lanes, width in LANES}
     return [
         Entry("Shoal", ours, peer=False),

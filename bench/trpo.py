@@ -1,4 +1,4 @@
-"""TRPO at equal settings beside sb3-contrib: environment steps per second of training."""
+"""TRPO at equal settings compared with sb3-contrib: environment steps per second of training."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WAYS = (EnvLayout(8, threads=1), EnvLayout(8), EnvLayout(1, threads=1), EnvLayou
 
 @dataclass(frozen=True)
 class TRPOOptions(PeerOptions):
-    """TRPO at equal settings beside sb3-contrib: steps per second of training."""
+    """TRPO at equal settings compared with sb3-contrib: steps per second of training."""
 
     env: tuple[str, ...] = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
-    """Environments."""
+    """Environments to measure."""
     rounds: int = 5
-    """In each, every library takes its turn."""
+    """Number of rounds; every library takes one turn in each."""
     seconds: float = 10.0
-    """How long a turn is measured, at least, once training goes on steadily."""
+    """Minimum length of a turn in seconds, after the first iterations."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 1.0}
 
@@ -39,7 +39,7 @@ OPTIONS = TRPOOptions
 
 
 def run(options: TRPOOptions, say: Say) -> Report:
-    """Measure, and report."""
+    """Measure and report."""
     peers = Peers(options.peers_folder, say)
     outcomes = []
     for env in options.env:

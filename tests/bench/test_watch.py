@@ -50,7 +50,7 @@ def test_rate_counts_whole_iterations_after_the_first(tmp_path: Path) -> None:
 
 
 def test_rate_needs_its_window(tmp_path: Path) -> None:
-    with pytest.raises(SideFailed, match="ended before it was warm and 5 s"):
+    with pytest.raises(SideFailed, match="ended before 5 s of steady training"):
         rate(peer(tmp_path), seconds=5)
 
 
@@ -67,11 +67,11 @@ def test_score_is_reached_at_the_first_line_that_has_it(tmp_path: Path) -> None:
 def test_a_process_that_fails_hangs_or_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SideFailed, match=r"^ValueError: it went wrong$"):
         rate(peer(tmp_path, iterations=1, fails=True), seconds=1)
-    with pytest.raises(SideFailed, match="nothing new in 1 s; something that is no line"):
+    with pytest.raises(SideFailed, match="no progress in 1 s; last output: something that is no line"):
         rate(peer(tmp_path, iterations=1, hangs=True), seconds=1, patience=1)
     with pytest.raises(SideFailed, match="No such file"):
         rate(TrainingProgram([str(tmp_path / "nothing")], HERE), seconds=1)
-    with pytest.raises(SideFailed, match="exit code 3, and it said nothing"):
+    with pytest.raises(SideFailed, match="exit code 3 without any output"):
         rate(TrainingProgram([sys.executable, "-c", "raise SystemExit(3)"], HERE), seconds=1)
 
 
@@ -101,7 +101,7 @@ def test_peers_get_their_own_surroundings(tmp_path: Path) -> None:
         assert not Path(str(line.seconds)).exists(), "what it wrote at home is gone"
 
 
-def test_contest_of_shoal_itself_beside_peers_that_fail(tmp_path: Path) -> None:
+def test_contest_of_shoal_and_peers_that_fail(tmp_path: Path) -> None:
     """Shoal is really measured; a peer that fails and one that was not installed are reported."""
     ours = ppo._entries("CartPole-v1", Here())[0]
     entries = [ours, Entry("Broken", {"as it is": peer(tmp_path, iterations=1, fails=True)})]
