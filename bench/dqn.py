@@ -23,7 +23,7 @@ ENV = "CartPole-v1"
 FOREVER = 10**9
 LARGE, SMALL = (256, 256), (24, 48)
 SCORES = (195.0, 475.0)
-ZOO: dict[str, Any] = {
+ZOO: dict[str, object] = {
     "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000, "gamma": 0.99,
     "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128, "exploration_fraction": 0.16,
     "exploration_final_eps": 0.04,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 from bench import machine
 from bench.options import BenchOptions, Say, folder_problems
@@ -139,15 +139,15 @@ def run(options: LearnOptions, say: Say) -> Report:
     return Report("learn", markdown_table(header, rows), notes)
 
 
-def settings_of(algo: str, name: str) -> dict[str, Any]:
+def settings_of(algo: str, name: str) -> dict[str, object]:
     """List all settings of an algorithm with a preset, and the preset's other entries, as values of JSON."""
     preset = presets.find_preset(algo, name) or {}
     kind = algos.load(algo).Config
-    settings: dict[str, Any] = json.loads(json.dumps(preset | asdict(kind(**presets.own(kind, preset)))))
+    settings: dict[str, object] = json.loads(json.dumps(preset | asdict(kind(**presets.own(kind, preset)))))
     return settings
 
 
-def train(algo: str, env: str, seed: int, settings: dict[str, Any], episodes: int) -> Result:
+def train(algo: str, env: str, seed: int, settings: dict[str, object], episodes: int) -> Result:
     """Train a preset and evaluate it, both from the command line."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         place = [f"--runs={folder}"]
@@ -193,12 +193,23 @@ def _row(algo: str, env: str, found: Sequence[Result]) -> list[str]:
     ]
 
 
-def references() -> dict[str, dict[str, list[dict[str, Any]]]]:
+class Reference(TypedDict):
+    """A published score."""
+
+    source: str
+    score: float
+    deviation: NotRequired[float]
+    steps: int
+    of: NotRequired[str]
+    """Version of the environment, if it differs."""
+
+
+def references() -> dict[str, dict[str, list[Reference]]]:
     """Load published scores, by algorithm and environment."""
     return tomllib.loads((resources.files("bench") / "references.toml").read_text())
 
 
-def _reference(entry: dict[str, Any]) -> str:
+def _reference(entry: Reference) -> str:
     deviation = f"±{entry['deviation']}" if "deviation" in entry else ""
     steps = entry["steps"]
     after = f"{steps / 1e6:g}M" if steps >= 1_000_000 else f"{steps // 1000}k"

@@ -65,9 +65,9 @@ def _entries(env: str, peers: Peers) -> list[Entry]:
     return [
         Entry("Shoal", ours, peer=False),
         Entry("Shoal, lag 1", {"2 workers, 2 lanes of 8": _shoal(env, 2, 8, lag=1)}, peer=False),
-        Entry("Stable-Baselines3", {str(way): _sb3("sb3", env, peers, way) for way in SB3}),
-        Entry("SBX", {str(way): _sb3("sbx", env, peers, way) for way in SBX}),
-        Entry("RLlib", dict(_rllib(env, peers, *way) for way in RLLIB)),
+        Entry("Stable-Baselines3", {str(layout): _sb3("sb3", env, peers, layout) for layout in SB3}),
+        Entry("SBX", {str(layout): _sb3("sbx", env, peers, layout) for layout in SBX}),
+        Entry("RLlib", dict(_rllib(env, peers, *layout) for layout in RLLIB)),
     ]
 
 
@@ -80,12 +80,12 @@ def _shoal(env: str, lanes: int, width: int, lag: int = 0) -> TrainingProgram:
     return shoal_program("ppo", env, words)
 
 
-def _sb3(library: str, env: str, peers: Peers, way: EnvLayout) -> TrainingProgram:
+def _sb3(library: str, env: str, peers: Peers, layout: EnvLayout) -> TrainingProgram:
     settings = {
-        "n_steps": BATCH // way.envs, "batch_size": 64, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95,
+        "n_steps": BATCH // layout.envs, "batch_size": 64, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95,
         "learning_rate": 3e-4, "clip_range": 0.2, "policy_kwargs": {"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
     }  # fmt: skip
-    return peers.stable_baselines(library, "PPO", env, way, settings, FOREVER)
+    return peers.stable_baselines(library, "PPO", env, layout, settings, FOREVER)
 
 
 def _rllib(env: str, peers: Peers, runners: int, envs: int, threads: int | None) -> tuple[str, TrainingProgram]:

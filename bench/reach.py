@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from bench import machine, rounds
 from bench.contest import scout
@@ -23,7 +23,16 @@ SCORES = {"CartPole-v1": 475.0, "LunarLander-v3": 200.0}
 SCOUTING = 3.0
 """Seconds to try a setting for."""
 
-ZOO: Mapping[tuple[str, str], dict[str, Any]] = {
+
+class ZooSettings(TypedDict):
+    """Settings of rl-baselines3-zoo for one environment."""
+
+    envs: int
+    steps: int
+    settings: dict[str, object]
+
+
+ZOO: Mapping[tuple[str, str], ZooSettings] = {
     ("PPO", "CartPole-v1"): {
         "envs": 8, "steps": 100_000,
         "settings": {
@@ -52,7 +61,7 @@ ZOO: Mapping[tuple[str, str], dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-"""Settings of rl-baselines3-zoo, by algorithm and environment."""
+"""By algorithm and environment."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +158,8 @@ def _ours(algo: str, env: str, seed: int) -> TrainingProgram:
 
 def _theirs(peers: Peers, library: str, algo: str, env: str, threads: int | None, seed: int) -> TrainingProgram:
     zoo = ZOO[algo, env]
-    way = EnvLayout(zoo["envs"], threads=threads)
-    return peers.stable_baselines(library, algo, env, way, zoo["settings"], zoo["steps"], seed)
+    layout = EnvLayout(zoo["envs"], threads=threads)
+    return peers.stable_baselines(library, algo, env, layout, zoo["settings"], zoo["steps"], seed)
 
 
 def _threads(

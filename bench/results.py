@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from shoal.base import disk
 from shoal.errors import DiskFault, UsageError
@@ -20,7 +19,7 @@ class Result:
     algo: str
     env: str
     seed: int
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """All settings of the algorithm, and the preset's other entries."""
     facts: str
     """Date, machine and versions."""
@@ -55,7 +54,7 @@ class Results:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is not a file of results ({error}). Give another with --results FILE") from None
 
-    def find(self, algo: str, env: str, seed: int, settings: dict[str, Any], episodes: int) -> Result | None:
+    def find(self, algo: str, env: str, seed: int, settings: dict[str, object], episodes: int) -> Result | None:
         """Look up a result; None if it is missing, or if episodes, settings or their defaults have changed since."""
         found = self._all.get((algo, env, seed))
         return found if found is not None and (found.settings, found.episodes) == (settings, episodes) else None

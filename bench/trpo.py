@@ -15,7 +15,7 @@ from bench.watch import TrainingProgram, shoal_program
 BATCH = 10_000
 FOREVER = 10**9
 LANES = ((2, 8), (4, 4), (4, 10))
-WAYS = (EnvLayout(8, threads=1), EnvLayout(8), EnvLayout(1, threads=1), EnvLayout(2, subprocesses=True, threads=1))
+LAYOUTS = (EnvLayout(8, threads=1), EnvLayout(8), EnvLayout(1, threads=1), EnvLayout(2, subprocesses=True, threads=1))
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def run(options: TRPOOptions, say: Say) -> Report:
     outcomes = []
     for env in options.env:
         ours = {f"2 workers, {lanes} lanes of {width}": _shoal(env, lanes, width) for lanes, width in LANES}
-        theirs = {str(way): _contrib(env, peers, way) for way in WAYS}
+        theirs = {str(layout): _contrib(env, peers, layout) for layout in LAYOUTS}
         entries = [Entry("Shoal", ours, peer=False), Entry("sb3-contrib", theirs)]
         outcomes.append(contest(env, entries, peers, options.rounds, options.seconds, options.quick, say))
     notes = (
@@ -65,10 +65,10 @@ def _shoal(env: str, lanes: int, width: int) -> TrainingProgram:
     return shoal_program("trpo", env, words)
 
 
-def _contrib(env: str, peers: Peers, way: EnvLayout) -> TrainingProgram:
+def _contrib(env: str, peers: Peers, layout: EnvLayout) -> TrainingProgram:
     settings = {
-        "n_steps": BATCH // way.envs, "batch_size": 128, "cg_max_steps": 15, "cg_damping": 0.1, "target_kl": 0.01,
+        "n_steps": BATCH // layout.envs, "batch_size": 128, "cg_max_steps": 15, "cg_damping": 0.1, "target_kl": 0.01,
         "line_search_max_iter": 10, "n_critic_updates": 10, "learning_rate": 1e-3, "gamma": 0.99, "gae_lambda": 0.95,
         "policy_kwargs": {"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
     }  # fmt: skip
-    return peers.stable_baselines("sb3-contrib", "TRPO", env, way, settings, FOREVER)
+    return peers.stable_baselines("sb3-contrib", "TRPO", env, layout, settings, FOREVER)

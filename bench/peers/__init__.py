@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.options import Say
 from bench.rounds import SideFailed
@@ -79,7 +78,7 @@ class Peers:
             lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             self.missing = f"not installed: {lines[-1].strip() if lines else f'exit code {done.returncode}'}"
 
-    def program(self, script: str, job: Mapping[str, Any], threads: int | None = None) -> TrainingProgram:
+    def program(self, script: str, job: Mapping[str, object], threads: int | None = None) -> TrainingProgram:
         """Run one of the scripts with a job; `threads` is for arithmetic, and None leaves it to the library."""
         environment = _environment()
         del environment["HOME"]  # `running` sets it to the temporary folder, which is deleted afterwards
@@ -89,14 +88,21 @@ class Peers:
         return TrainingProgram([str(self.python), "-P", str(path), json.dumps(job)], environment)
 
     def stable_baselines(
-        self, library: str, algo: str, env: str, way: EnvLayout, settings: Mapping[str, Any], steps: int, seed: int = 0
+        self,
+        library: str,
+        algo: str,
+        env: str,
+        layout: EnvLayout,
+        settings: Mapping[str, object],
+        steps: int,
+        seed: int = 0,
     ) -> TrainingProgram:
         """Train with Stable-Baselines3 ("sb3"), "sb3-contrib" or "sbx"."""
         job = {
-            "library": library, "algo": algo, "env": env, "envs": way.envs, "subprocesses": way.subprocesses,
+            "library": library, "algo": algo, "env": env, "envs": layout.envs, "subprocesses": layout.subprocesses,
             "seed": seed, "steps": steps, "settings": settings,
         }  # fmt: skip
-        return self.program("sb3", job, way.threads)
+        return self.program("sb3", job, layout.threads)
 
     def check(self) -> None:
         """Raise `SideFailed` if there are no peers."""
