@@ -1,10 +1,9 @@
-"""The bare environment: what sampling is held against."""
+"""The bare environment: the baseline for sampling."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -18,7 +17,7 @@ from shoal.sampling.address import LaneAddress, episode_seed
 
 
 def bare(env_id: str, seconds: float) -> tuple[int, float]:
-    """Task: step an environment with nothing around it; steps taken and seconds needed."""
+    """Task: step an environment and do nothing else. Return the steps taken and the seconds they took."""
     env = gymnasium.make(env_id, disable_env_checker=True)
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(1000)]
@@ -35,15 +34,15 @@ def bare(env_id: str, seconds: float) -> tuple[int, float]:
 
 
 def bare_rate(engine: Engine, env_id: str, seconds: float) -> float:
-    """Steps per second of all workers of an engine together, each with one bare environment and random actions."""
+    """Total steps per second of an engine's workers, each with one bare environment and random actions."""
     return _rate(engine, bare, env_id, seconds)
 
 
-# With the actions of policies: what a step costs may depend on what is done --------------------------------------
+# With the actions of policies: the cost of a step may depend on the action ---------------------------------------
 
 
 def recorded(env_id: str, policy: Policy, weights: list[Weights], steps: int) -> list[Tree]:
-    """Episodes of policies in turns, one of each or more, of `steps` steps or more: their seeds and actions."""
+    """Record the seeds and actions of episodes: at least one of each policy, and at least `steps` steps in all."""
     episodes: list[Tree] = []
     while sum(len(episode["actions"]) for episode in episodes) < steps or len(episodes) < len(weights):
         number = len(episodes)
@@ -63,7 +62,7 @@ def recorded(env_id: str, policy: Policy, weights: list[Weights], steps: int) ->
 
 
 def replayed(env_id: str, seconds: float, episodes: list[Tree]) -> tuple[int, float]:
-    """Task: as `bare`, with recorded episodes over and over."""
+    """Task: like `bare`, but repeat recorded episodes."""
     env = gymnasium.make(env_id, disable_env_checker=True)
     known = [(episode["seed"], _listed(episode["actions"])) for episode in episodes]
     steps, begun = 0, time.perf_counter()
@@ -78,14 +77,14 @@ def replayed(env_id: str, seconds: float, episodes: list[Tree]) -> tuple[int, fl
 
 
 def replayed_rate(engine: Engine, env_id: str, seconds: float, episodes: list[Tree]) -> float:
-    """Steps per second of all workers of an engine together, each with one bare environment and recorded episodes."""
+    """Total steps per second of an engine's workers, each with one bare environment and recorded episodes."""
     return _rate(engine, replayed, env_id, seconds, episodes)
 
 
-def _listed(actions: np.ndarray) -> list[Any]:
+def _listed(actions: np.ndarray) -> list[object]:
     return actions.tolist() if actions.ndim == 1 else list(actions)
 
 
-def _rate(engine: Engine, task: Callable[..., tuple[int, float]], *args: Any) -> float:
+def _rate(engine: Engine, task: Callable[..., tuple[int, float]], *args: object) -> float:
     futures = [engine.submit(task, *args) for _ in range(engine.workers)]
     return float(sum(steps / passed for steps, passed in (future.result() for future in futures)))

@@ -1,7 +1,7 @@
 """Libraries at equal settings, in steps per second of training.
 
-A scouting pass tries every setting of every library once on an environment; then each runs with its best in all
-rounds, in turns with the others and with two bare processes.
+A scouting pass tries every setting of every library once on an environment. Then each library runs with its best
+setting in all rounds, in turns with the others and with two bare processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.options import Say
 from bench.peers import Peers
 from bench.report import counted, percent, times
 from bench.rounds import Round, SideFailed
-from bench.watch import Program, rate
+from bench.watch import TrainingProgram, rate
 from shoal.envs.make import EnvSpec
 from shoal.reports.tables import markdown_table
 from shoal.sampling.tasks import describe
@@ -27,28 +27,28 @@ BARE = "2 bare processes"
 
 @dataclass(frozen=True)
 class Entry:
-    """A library, with every setting worth trying; the best known comes first."""
+    """A library and the settings worth trying; the best known comes first."""
 
     name: str
-    settings: Mapping[str, Program]
+    settings: Mapping[str, TrainingProgram]
     peer: bool = True
-    """Whether it needs the peers' virtualenv."""
+    """Whether the library needs the peers' virtualenv."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What was found on one environment."""
+class ContestResult:
+    """The measurements on one environment."""
 
     env: str
     chosen: Mapping[str, str]
-    """The setting of each library."""
+    """The setting that each library ran with."""
     rounds: Sequence[Round]
 
 
 def contest(
     env: str, entries: Sequence[Entry], peers: Peers, count: int, seconds: float, quick: bool, say: Say
-) -> Outcome:
-    """Scout, then measure in `count` rounds. The first entry is Shoal's."""
+) -> ContestResult:
+    """Scout, then measure in `count` rounds. The first entry must be Shoal."""
 
     def measured(entry: Entry, setting: str, _: int = 0) -> float:
         if entry.peer:
@@ -68,11 +68,11 @@ def contest(
         for entry in entries:
             sides[entry.name] = partial(measured, entry, chosen[entry.name])
         say(f"{env}: steps per second")
-        return Outcome(env, chosen, rounds.measure(sides, count, say))
+        return ContestResult(env, chosen, rounds.measure(sides, count, say))
 
 
 def scout(settings: Iterable[str], measured: Callable[[str], float], say: Say) -> str:
-    """The setting that was fastest when each was tried once; the first if none could be measured."""
+    """Try each setting once and return the fastest, or the first if none could be measured."""
     found: dict[str, float] = {}
     for setting in settings:
         try:
@@ -84,9 +84,9 @@ def scout(settings: Iterable[str], measured: Callable[[str], float], say: Say) -
     return max(found, key=found.__getitem__) if found else next(iter(settings))
 
 
-def contest_table(outcomes: Sequence[Outcome]) -> str:
-    """One row for each library on each environment."""
-    head = ["environment", "", "setting", "steps/s", f"share of {BARE}", "Shoal is faster"]
+def contest_table(outcomes: Sequence[ContestResult]) -> str:
+    """Format a table with one row for each library on each environment."""
+    header = ["environment", "", "setting", "steps/s", f"share of {BARE}", "Shoal's speed-up"]
     rows = []
     for outcome in outcomes:
         _, ours, *_ = sides = list(outcome.rounds[0])
@@ -100,4 +100,4 @@ def contest_table(outcomes: Sequence[Outcome]) -> str:
             share = rounds.spread(rounds.ratios(outcome.rounds, side, BARE)) if side != BARE else None
             lead = rounds.spread(rounds.ratios(outcome.rounds, ours, side)) if side not in (BARE, ours) else None
             rows.append([outcome.env, side, setting, counted(speed), percent(share), times(lead)])
-    return markdown_table(head, rows)
+    return markdown_table(header, rows)

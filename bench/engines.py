@@ -1,7 +1,7 @@
-"""Engines beside `processes`: what each adds to a task, and how fast the same run learns on it.
+"""Engines compared with `processes`: overhead per task, and the training speed of the same run.
 
-The second table is for one environment and a growing number of workers: more than there are cores shows what it costs
-to ask for too many.
+The second table has one environment and a growing number of workers, beyond the number of cores, to show what too many
+workers cost.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from bench import machine, rounds
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, counted, times
 from bench.rounds import Round, SideFailed
-from bench.watch import Program, rate, shoal_environment, shoal_program
+from bench.watch import TrainingProgram, rate, shoal_environment, shoal_program
 from shoal.base.host import module_command
 from shoal.reports.tables import markdown_table
 from shoal.spmd.launching import mpirun
@@ -30,27 +29,29 @@ GROWING = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Options(Shared):
-    """What an engine adds to a task, and how fast the same run learns on it, beside processes."""
+class EnginesOptions(BenchOptions):
+    """Overhead of each engine per task, and training on it compared with processes."""
 
     env: tuple[str, ...] = ("LunarLander-v3", "HalfCheetah-v5")
-    """Environments to learn on every engine."""
+    """Environments to train on with every engine."""
     growing: str = "Walker2d-v5"
-    """Environment to learn with a growing number of workers."""
+    """Environment to train on with a growing number of workers."""
     rounds: int = 3
-    """In each, every engine takes its turn."""
+    """Number of rounds; every engine takes one turn in each."""
     seconds: float = 3.0
-    """How long a turn is measured, at least, once training goes on steadily."""
+    """Minimum length of a turn in seconds, after the first iterations."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 1.0}
 
     def environments(self) -> list[str]:
-        """Which environments will be made."""
         return [*self.env, self.growing]
 
 
-def run(options: Options, say: Say) -> Report:
-    """Measure, and report."""
+OPTIONS = EnginesOptions
+
+
+def run(options: EnginesOptions, say: Say) -> Report:
+    """Measure and report."""
     say(f"microseconds per task, {WORKERS} workers")
     sides: dict[str, Callable[[int], float]] = {name: partial(_task_cost, name, options.seconds) for name in ENGINES}
     found = rounds.measure(sides, options.rounds, say)
@@ -70,11 +71,11 @@ def run(options: Options, say: Say) -> Report:
     found = rounds.measure(sides, options.rounds, say)
     grown = [[side, *_cells(found, side, serial)] for side in sides]
     tables = [
-        markdown_table(["what", "engine", f"on {WORKERS} workers", f"beside {PLAIN}"], rows),
-        markdown_table([f"TRPO on {options.growing}", "steps/s", f"beside {serial}"], grown),
+        markdown_table(["benchmark", "engine", f"on {WORKERS} workers", f"relative to {PLAIN}"], rows),
+        markdown_table([f"TRPO on {options.growing}", "steps/s", f"relative to {serial}"], grown),
     ]
     notes = (
-        f"TRPO with batches of 10,000 steps in 8 lanes of 8 and its other defaults. Median of {options.rounds} "
+        f"TRPO with batches of 10,000 steps in 8 lanes of 8, otherwise with its defaults. Median of {options.rounds} "
         f"interleaved rounds of {options.seconds:g} s (lowest to highest); ratios are taken within a round. "
         f"{machine.facts({})}"
     )
@@ -89,15 +90,15 @@ def _cells(found: Sequence[Round], side: str, other: str) -> list[str]:
     failed = rounds.failure(found, side)
     if failed is not None:
         return [f"failed: {failed}", ""]
-    beside = times(rounds.spread(rounds.ratios(found, side, other))) if side != other else ""
-    return [counted(rounds.spread(rounds.numbers(found, side))), beside]
+    ratio = times(rounds.spread(rounds.ratios(found, side, other))) if side != other else ""
+    return [counted(rounds.spread(rounds.numbers(found, side))), ratio]
 
 
-def _rate(program: Program, seconds: float, _: int) -> float:
+def _rate(program: TrainingProgram, seconds: float, _: int) -> float:
     return rate(program, seconds)
 
 
-def _trpo(env: str, engine: str, workers: int) -> Program:
+def _trpo(env: str, engine: str, workers: int) -> TrainingProgram:
     words = [
         "--no-preset", f"--engine={engine}", f"--workers={workers}", "--lanes=8", "--width=8",
         "--batch-steps=10000", "--steps=1000000000",

@@ -1,7 +1,7 @@
-"""Evolution strategies: evaluation beside the bare environment and beside peers, and what a generation costs the head.
+"""Evolution strategies: evaluation compared with the bare environment and peers, and the head's cost per generation.
 
-Shoal's side is whole generations, as in training, with a learning rate so small that the policy stays what it was. So
-the head's part, the messages and the wait for the last episode of a generation are in.
+Shoal runs whole generations, as in training, with a learning rate so small that the policy does not change. Its times
+include the head's part, the messages and the wait for the last episode of a generation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.contest import Entry, contest, contest_table
 from bench.options import PeerOptions, Say
 from bench.peers import Peers
 from bench.report import Report, counted, times
-from bench.watch import Program, shoal_program
+from bench.watch import TrainingProgram, shoal_program
 from shoal.algos import es
 from shoal.algos.base import Step
 from shoal.base.trees import Tree
@@ -35,51 +35,56 @@ FOREVER = 10**9
 POLICIES: dict[str, tuple[int, ...]] = {"LunarLanderContinuous-v3": (2,), "HalfCheetah-v5": (64, 64)}
 """Hidden layers; linear for other environments."""
 EPISODES = 8
-"""Of an evaluation on CartPole-v1; one elsewhere."""
+"""Episodes per evaluation on CartPole-v1; one in other environments."""
 STILL = 1e-12
 """A learning rate at which nothing is learned."""
 POPULATIONS = (64, 16)
 RECORDED, RECORDED_STEPS = 16, 5_000
-"""Policies whose episodes the bare environment plays again, and steps at least."""
+"""Policies whose episodes the bare environment repeats, and the minimum number of steps."""
 WEIGHTS = (1_000, 100_000, 1_000_000)
 EVALUATIONS = 1000
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
-    """Evolution strategies beside the bare environment, EvoTorch and tasks of Ray; and the head's cost."""
+class ESOptions(PeerOptions):
+    """Evolution strategies compared with the bare environment, EvoTorch and Ray tasks; and the head's cost."""
 
     env: tuple[str, ...] = ("CartPole-v1", "LunarLanderContinuous-v3", "HalfCheetah-v5")
-    """Environments."""
+    """Environments to measure."""
     rounds: int = 7
-    """In each, every side takes its turn."""
+    """Number of rounds; every side takes one turn in each."""
     seconds: float = 4.0
-    """How long a turn is, at least."""
+    """Minimum length of a turn in seconds."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("CartPole-v1",), "rounds": 1, "seconds": 1.0}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
-    """Measure, and report."""
+
+OPTIONS = ESOptions
+
+
+def run(options: ESOptions, say: Say) -> Report:
+    """Measure and report."""
     peers = Peers(options.peers_folder, say)
-    rows = [row for env in options.env for workers in (1, 2) for row in _beside_bare(env, workers, options, say)]
-    head = ["environment", "policy", "population", "processes", "bare steps/s", "es steps/s", "es beside bare"]
-    bare = markdown_table(head, rows)
+    rows = [row for env in options.env for workers in (1, 2) for row in _compared_with_bare(env, workers, options, say)]
+    header = ["environment", "policy", "population", "processes", "bare steps/s", "es steps/s", "es relative to bare"]
+    bare = markdown_table(header, rows)
     outcomes = [
         contest(env, _entries(env, peers), peers, options.rounds, options.seconds, options.quick, say)
         for env in options.env
     ]
     cost = _head_cost(options, say)
     notes = (
-        f"Beside bare: whole generations without score episodes; bare is one environment in each process that plays "
-        f"episodes of {RECORDED} such policies again, from their actions. Beside peers: {POPULATIONS[0]} evaluations "
-        f"in each generation, the policies of the first table; bare takes random actions. An evaluation is one "
-        f"episode, but {EPISODES} of CartPole-v1, where a new policy falls after some 20 steps. EvoTorch runs PGPE. "
-        f"Ray tasks are a plain NumPy strategy whose evaluations are cut into as many tasks as said. The head's cost "
-        f"is for {EVALUATIONS:,} evaluations ({EVALUATIONS // 2} directions): the weighted sum of directions, and "
-        f"Adam. Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); ratios "
-        f"are taken within a round. "
-        f"{machine.facts(peers.versions())}"
+        f"First table: whole generations without score episodes; bare is one environment per process that repeats the "
+        f"recorded episodes of {RECORDED} such policies. Second table: {POPULATIONS[0]} evaluations per generation "
+        f"with the same policies; bare takes random actions. An evaluation is one episode, or {EPISODES} on "
+        f"CartPole-v1, where a new policy falls after some 20 steps. EvoTorch runs PGPE. Ray tasks are a plain NumPy "
+        f"strategy whose evaluations are split into the given number of tasks. Third table: the head's cost for "
+        f"{EVALUATIONS:,} evaluations ({EVALUATIONS // 2} directions), which is the weighted sum of directions, and "
+        f"Adam. Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); ratios are "
+        f"taken within a round. {machine.facts(peers.versions())}"
     )
     return Report("es", "\n\n".join([bare, contest_table(outcomes), cost]), notes)
 
@@ -96,10 +101,10 @@ def _words(hidden: tuple[int, ...]) -> str:
     return "x".join(map(str, hidden)) or "linear"
 
 
-# Beside the bare environment ---------------------------------------------------------------------------------------
+# Compared with the bare environment --------------------------------------------------------------------------------
 
 
-def _beside_bare(env: str, workers: int, options: Options, say: Say) -> list[list[str]]:
+def _compared_with_bare(env: str, workers: int, options: ESOptions, say: Say) -> list[list[str]]:
     say(f"{env} on {workers} process(es): steps per second")
     with shoal.engine("processes", workers=workers) as engine:
         engine.map(describe, [EnvSpec(env).to_record()] * workers)
@@ -121,7 +126,7 @@ def _beside_bare(env: str, workers: int, options: Options, say: Say) -> list[lis
 
 
 class Generations:
-    """One side of the comparison: generations of a search that stays where it is."""
+    """One side of the comparison: generations of a search whose policy does not change."""
 
     def __init__(self, engine: Engine, env: str, population: int) -> None:
         config = es.Config(
@@ -133,25 +138,24 @@ class Generations:
         self._saved, self._taken = first.policy, first.metrics["time/total_timesteps"]
 
     def recorded(self) -> list[Tree]:
-        """Episodes of policies as the search tries them."""
+        """Record episodes of policies like those that the search evaluates."""
         rng, weights = np.random.default_rng(0), self._saved.weights
         away = rng.normal(0, self._sigma, (RECORDED, len(weights["params"]))).astype(np.float32)
         tried = [weights | {"params": weights["params"] + step} for step in away]
         return recorded(self._env, self._saved.policy, tried, RECORDED_STEPS)
 
     def run(self, seconds: float) -> float:
-        """Steps per second."""
         before, begun = self._taken, time.perf_counter()
         while time.perf_counter() - begun < seconds:
             self._taken = next(self._steps).metrics["time/total_timesteps"]
         return (self._taken - before) / (time.perf_counter() - begun)
 
 
-# Beside peers ------------------------------------------------------------------------------------------------------
+# Compared with peers -----------------------------------------------------------------------------------------------
 
 
 def _entries(env: str, peers: Peers) -> list[Entry]:
-    """Everybody, with the best known setting first."""
+    """List the libraries, each with its best known setting first."""
     job = {
         "env": env, "hidden": list(_hidden(env)), "population": POPULATIONS[0], "episodes": _episodes(env), "seed": 0,
     }  # fmt: skip
@@ -164,7 +168,7 @@ def _entries(env: str, peers: Peers) -> list[Entry]:
     ]
 
 
-def _shoal(env: str) -> Program:
+def _shoal(env: str) -> TrainingProgram:
     hidden = _hidden(env)
     words = [
         "--no-preset", "--workers=2", f"--population={POPULATIONS[0]}", f"--lr={STILL}", f"--steps={FOREVER}",
@@ -176,8 +180,8 @@ def _shoal(env: str) -> Program:
 # The head ------------------------------------------------------------------------------------------------------------
 
 
-def _head_cost(options: Options, say: Say) -> str:
-    """How long the head takes for a generation, beside reading as many bytes of memory and adding them up."""
+def _head_cost(options: ESOptions, say: Say) -> str:
+    """Time the head's work for a generation, and reading and summing the same number of bytes."""
     say("the head's cost of a generation: milliseconds")
     directions = noise_table.open_table(0, es.Config.table_size)
     rows = []
@@ -203,10 +207,12 @@ def _head_cost(options: Options, say: Say) -> str:
                 times(rounds.spread(rounds.ratios(found, "head", "reading"))),
             ]
         )
-    return markdown_table(["weights", "head ms", "GB/s", "reading as much, ms", "head beside reading"], rows)
+    return markdown_table(
+        ["weights", "head ms", "GB/s", "reading the same bytes, ms", "head relative to reading"], rows
+    )
 
 
-def _milliseconds(function: Callable[..., Any], *args: Any) -> float:
+def _milliseconds(function: Callable[..., object], *args: object) -> float:
     begun = time.perf_counter()
     function(*args[:-1])  # without the round's number
     return 1e3 * (time.perf_counter() - begun)
@@ -216,7 +222,7 @@ def _read(directions: np.ndarray, places: np.ndarray, count: int) -> float:
     return float(sum(directions[place : place + count].sum() for place in places.tolist()))
 
 
-def _learn(directions: np.ndarray, worth: np.ndarray, places: np.ndarray, kept: Any) -> None:
+def _learn(directions: np.ndarray, worth: np.ndarray, places: np.ndarray, kept: Tree) -> None:
     gradient = noise_table.weighted_sum(directions, worth, places, len(kept["mean"]))
     es.ascend(es.Config(), kept, gradient, 1)
 

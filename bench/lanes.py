@@ -1,7 +1,7 @@
-"""Sampling beside the bare environment, both sides in interleaved rounds.
+"""Sampling compared with the bare environment, in interleaved rounds.
 
 Bare is `env.step` with actions drawn beforehand and a seeded reset after each episode, in one process or in two at
-once. Shoal samples as it does in training: weights shared anew for each batch, one batched forward pass per step,
+once. Shoal samples as it does in training: weights shared again for each batch, one batched forward pass per step,
 results gathered on the head in lane order.
 """
 
@@ -17,8 +17,7 @@ import numpy as np
 import shoal
 from bench import machine, rounds
 from bench.bare import bare_rate
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, counted, times
 from shoal.base import seeding
 from shoal.engines.base import Engine
@@ -34,33 +33,39 @@ ENVS = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
 
 
 @dataclass(frozen=True)
-class Options(Shared):
-    """Sampling beside the bare environment, on one process and on two; native vector environments where there are."""
+class LanesOptions(BenchOptions):
+    """Sampling compared with the bare environment, on one process and on two; also native vector environments."""
 
     env: tuple[str, ...] = ENVS
-    """Environments."""
+    """Environments to measure."""
     rounds: int = 15
-    """In each, both sides take their turn."""
+    """Number of rounds; both sides take one turn in each."""
     seconds: float = 1.0
-    """How long a turn is."""
+    """Length of a turn in seconds."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:2], "rounds": 3, "seconds": 0.5}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
-    """Measure, and report."""
+
+OPTIONS = LanesOptions
+
+
+def run(options: LanesOptions, say: Say) -> Report:
+    """Measure and report."""
     rows = [row for env in options.env for workers in (1, 2) for row in _rows(env, workers, options, say)]
-    head = ["environment", "processes", "lanes of", "bare steps/s", "lanes steps/s", "lanes beside bare"]
+    header = ["environment", "processes", "lanes of", "bare steps/s", "lanes steps/s", "lanes relative to bare"]
     notes = (
-        f"Bare is Gymnasium's environment as `gymnasium.make` gives it, with its wrappers for time limit and order of "
-        f"calls, which lanes do without. Lanes of 32 environments, two for each worker, networks of 64x64, fragments "
+        f"Bare is the environment that `gymnasium.make` returns, with its wrappers for time limit and order of calls, "
+        f"which lanes do without. Lanes of 32 environments, two per worker, networks of 64x64, fragments "
         f"of 128 steps. Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest); "
         f"ratios are taken within a round. {machine.facts({})}"
     )
-    return Report("lanes", markdown_table(head, rows), notes)
+    return Report("lanes", markdown_table(header, rows), notes)
 
 
-def _rows(env: str, workers: int, options: Options, say: Say) -> list[list[str]]:
+def _rows(env: str, workers: int, options: LanesOptions, say: Say) -> list[list[str]]:
     say(f"{env} on {workers} process(es): steps per second")
     with shoal.engine("processes", workers=workers) as engine:
         samplers = {
@@ -81,7 +86,7 @@ def _rows(env: str, workers: int, options: Options, say: Say) -> list[list[str]]
 
 
 def _kinds(env: str) -> dict[str, EnvSpec]:
-    """An environment, and its native vector forms where it has them and they are installed."""
+    """List the environment and those of its native vector versions that are installed."""
     kinds = {"single environments": EnvSpec(env)}
     for vector in ("gymnasium", "envpool"):
         spec = EnvSpec(env, vector=vector)
@@ -108,12 +113,11 @@ class Sampler:
         self.iterate()
 
     def iterate(self) -> int:
-        """One batch; how many steps it took, without those that vector environments spend on resets."""
+        """Sample one batch and return its steps, without those that vector environments spend on resets."""
         records = self.lanes.fragments(self.engine.share(self.weights), self.steps)
         return sum(int(record["steps"].sum()) - len(record["skipped"]) for record in records)
 
     def run(self, seconds: float) -> float:
-        """Steps per second."""
         steps, begun = 0, time.perf_counter()
         while time.perf_counter() - begun < seconds:
             steps += self.iterate()

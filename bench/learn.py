@@ -1,7 +1,7 @@
-"""Scores of the presets over seeds, beside published ones.
+"""Scores of the presets over seeds, next to published ones.
 
-Each preset trains with each seed; the final policy plays greedy episodes; the training return is kept too. With a file
-of results a campaign can be stopped and gone on with, and its table written again without running anything.
+Each preset trains with each seed, and the final policy plays greedy episodes; the training return is kept too. With a
+file of results a campaign can be stopped and continued, and its table written again without any training.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 from bench import machine
-from bench.options import Options as Shared
-from bench.options import Say, folder_problems
+from bench.options import BenchOptions, Say, folder_problems
 from bench.report import Report
 from bench.results import Result, Results
 from bench.watch import shoal_environment
@@ -33,34 +32,34 @@ from shoal.runs import presets
 from shoal.runs.folder import RunDir
 
 POINTS = 200
-"""A curve keeps about so many."""
+"""Approximate number of points that a curve keeps."""
 
 
 @dataclass(frozen=True)
-class Options(Shared):
-    """Scores of the presets over seeds, beside published ones."""
+class LearnOptions(BenchOptions):
+    """Scores of the presets over seeds, next to published ones."""
 
     algo: tuple[str, ...] = ()
-    """Only these algorithms."""
+    """Algorithms (default: all)."""
     env: tuple[str, ...] = ()
-    """Only the presets of these names."""
+    """Names of presets (default: all)."""
     seeds: int = 5
-    """Each preset trains once with each of so many seeds."""
+    """Number of seeds; every preset trains once per seed."""
     episodes: int = 100
-    """Greedy episodes that the final policy plays."""
+    """Greedy episodes to evaluate the final policy."""
     steps: int | None = None
-    """Train for so many steps instead of the preset's own number."""
+    """Environment steps to train for (default: the preset's)."""
     results: str | None = None
-    """File that keeps each result as it comes; what is in it is not run again."""
+    """File to keep results in; those already in it are not trained again."""
     train: bool = True
-    """Train what is not in that file; else the table has what is."""
+    """Train what is missing from that file; with --no-train the table has only the results in it."""
     svg: str | None = None
-    """Draw the learning curves of one preset into this file."""
+    """File to draw the learning curves of one preset to."""
 
     QUICK: ClassVar[dict[str, Any]] = {"algo": ("trpo",), "env": ("CartPole-v1",), "seeds": 2}
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
         known = sorted({name for algo in algos.ALGORITHMS for name in presets.presets(algo)})
         found = [
             f"there is no algorithm {algo!r}, only {', '.join(algos.ALGORITHMS)}"
@@ -73,19 +72,18 @@ class Options(Shared):
         )
         chosen = self.chosen()
         if not found and not chosen:
-            found.append(f"no preset of {', '.join(self.algo)} is called {' or '.join(self.env)}")
+            found.append(f"{', '.join(self.algo)} has no preset {' or '.join(self.env)}")
         if not self.train and self.results is None:
-            found.append("without training the table has what is in a file of results: give one with --results FILE")
+            found.append("--no-train needs a file of earlier results: give one with --results FILE")
         if self.svg is not None and len(chosen) != 1:
-            found.append(f"svg draws one preset, and {len(chosen)} are chosen; choose with --algo and --env")
+            found.append(f"svg draws one preset, not {len(chosen)}; choose one with --algo and --env")
         return found
 
     def environments(self) -> list[str]:
-        """Those of the presets."""
         return [presets.presets(algo)[name].get("env", name) for algo, name in self.chosen()]
 
     def chosen(self) -> list[tuple[str, str]]:
-        """Algorithm and name of each preset to run."""
+        """List algorithm and name of each preset to run."""
         return [
             (algo, name)
             for algo in algos.ALGORITHMS
@@ -95,8 +93,11 @@ class Options(Shared):
         ]
 
 
-def run(options: Options, say: Say) -> Report:
-    """Train what is not there yet, and report."""
+OPTIONS = LearnOptions
+
+
+def run(options: LearnOptions, say: Say) -> Report:
+    """Train what is missing, and report."""
     results = Results(None if options.results is None else Path(options.results))
     rows, failures, facts = [], [], []
     for algo, env in options.chosen():
@@ -124,30 +125,30 @@ def run(options: Options, say: Say) -> Report:
             rows.append(_row(algo, env, found))
         if options.svg is not None and found:
             _draw(Path(options.svg), f"{algo.upper()} on {env}", found)
-    head = [
+    header = [
         "", "environment", "steps", "seeds", "greedy: interquartile mean", "median", "range",
         "training: interquartile mean", "seconds", "published",
     ]  # fmt: skip
     notes = (
-        f"Scores are means of {options.episodes} episodes with the likeliest actions, after training; training is the "
-        f"mean return of its last 100 episodes; seconds are the median. Published: source, mean return (± deviation), "
-        f"steps, and the environment's version where it is another. {' And: '.join(dict.fromkeys(facts))}"
+        f"Scores are means of {options.episodes} episodes with the most likely actions, after training; training is "
+        f"the mean return of its last 100 episodes; seconds are the median. Published: source, mean return (± standard "
+        f"deviation), steps, and the environment's version if it differs. {' And: '.join(dict.fromkeys(facts))}"
     )
     if failures:
         notes += f" Failed: {'; '.join(failures)}."
-    return Report("learn", markdown_table(head, rows), notes)
+    return Report("learn", markdown_table(header, rows), notes)
 
 
-def settings_of(algo: str, name: str) -> dict[str, Any]:
-    """All settings of an algorithm with a preset, and what the preset has beside them, as JSON has them."""
+def settings_of(algo: str, name: str) -> dict[str, object]:
+    """List all settings of an algorithm with a preset, and the preset's other entries, as values of JSON."""
     preset = presets.find_preset(algo, name) or {}
     kind = algos.load(algo).Config
-    settings: dict[str, Any] = json.loads(json.dumps(preset | asdict(kind(**presets.own(kind, preset)))))
+    settings: dict[str, object] = json.loads(json.dumps(preset | asdict(kind(**presets.own(kind, preset)))))
     return settings
 
 
-def train(algo: str, env: str, seed: int, settings: dict[str, Any], episodes: int) -> Result:
-    """Train a preset and evaluate it, by the ordinary command line."""
+def train(algo: str, env: str, seed: int, settings: dict[str, object], episodes: int) -> Result:
+    """Train a preset and evaluate it, both from the command line."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         place = [f"--runs={folder}"]
         goal = [f"--steps={settings['steps']}"] if "steps" in settings else []
@@ -172,7 +173,7 @@ def _shoal(*words: str) -> str:
 
 def _last(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed no error"
 
 
 def _row(algo: str, env: str, found: Sequence[Result]) -> list[str]:
@@ -192,12 +193,23 @@ def _row(algo: str, env: str, found: Sequence[Result]) -> list[str]:
     ]
 
 
-def references() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Published scores, by algorithm and environment."""
+class Reference(TypedDict):
+    """A published score."""
+
+    source: str
+    score: float
+    deviation: NotRequired[float]
+    steps: int
+    of: NotRequired[str]
+    """Version of the environment, if it differs."""
+
+
+def references() -> dict[str, dict[str, list[Reference]]]:
+    """Load published scores, by algorithm and environment."""
     return tomllib.loads((resources.files("bench") / "references.toml").read_text())
 
 
-def _reference(entry: dict[str, Any]) -> str:
+def _reference(entry: Reference) -> str:
     deviation = f"±{entry['deviation']}" if "deviation" in entry else ""
     steps = entry["steps"]
     after = f"{steps / 1e6:g}M" if steps >= 1_000_000 else f"{steps // 1000}k"

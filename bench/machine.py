@@ -1,4 +1,4 @@
-"""What was measured on: the machine, and the versions."""
+"""The machine that was measured, and the versions of the software."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shoal.base.host import available_cores
 
 
 def cpu() -> str:
-    """The CPU's model, as the system calls it."""
+    """Return the CPU's model name."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
     return " ".join(found[1].split()) if found else platform.processor() or platform.machine()
 
 
 def memory() -> int:
-    """Bytes of memory."""
+    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def facts(peers: Mapping[str, str]) -> str:
-    """Date, machine and versions in one sentence each."""
+    """Describe date, machine and versions in a sentence or two."""
     day = datetime.datetime.now(tz=datetime.UTC).date()
     ours = {name: metadata.version(name) for name in ("gymnasium", "numpy", "jax")}
     mine = ", ".join(f"{name} {version}" for name, version in ours.items())

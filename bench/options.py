@@ -1,10 +1,10 @@
-"""Settings that parts share."""
+"""Options that the parts share, and what `shoal bench` needs from a part."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,32 +16,31 @@ Say = Callable[[str], None]
 
 
 def default_peers() -> str:
-    """Where the peers' virtualenv is unless told."""
+    """Return the default folder of the peers' virtualenv, in the user's cache."""
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "peers")
 
 
 @dataclass(frozen=True)
-class Options:
-    """Settings of every part."""
+class BenchOptions:
+    """Options of every part."""
 
     out: str | None = None
-    """Page to write the table to; docs/benchmarks.md where there is one, unless quick."""
+    """Page to write the table to (default: docs/benchmarks.md if that file exists; none with --quick)."""
     quick: bool = False
-    """Fewer and shorter rounds: minutes instead of an hour, and rough."""
+    """Fewer and shorter rounds: minutes instead of an hour, with rough figures."""
 
     QUICK: ClassVar[dict[str, Any]] = {}
-    """Other defaults when quick."""
+    """Defaults that --quick replaces."""
 
     def environments(self) -> list[str]:
-        """Which environments will be made."""
-        return list(getattr(self, "env", ()))
+        """List the environments to measure; each is created once before anything is measured."""
+        raise NotImplementedError
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
+        names = {field.name for field in fields(self)}
         found = validation.field_problems(
-            self,
-            at_least_one=tuple(name for name in ("rounds", "seeds") if hasattr(self, name)),
-            above_zero=tuple(name for name in ("seconds", "cap") if hasattr(self, name)),
+            self, at_least_one=sorted(names & {"rounds", "seeds"}), above_zero=sorted(names & {"seconds", "cap"})
         )
         for env in self.environments():
             found += env_problems(env)
@@ -49,7 +48,7 @@ class Options:
 
 
 def folder_problems(*files: str | None) -> list[str]:
-    """Which of the files that shall be written have no folder; better said before an hour of measuring than after."""
+    """Name the output files whose folder does not exist: better known before an hour of measuring than after it."""
     return [
         f"there is no folder {Path(file).parent} for {file}"
         for file in files
@@ -58,13 +57,13 @@ def folder_problems(*files: str | None) -> list[str]:
 
 
 @dataclass(frozen=True)
-class PeerOptions(Options):
-    """Settings of every part that has peers."""
+class PeerOptions(BenchOptions):
+    """Options of every part that measures peers."""
 
     peers: str = ""
-    """Folder of the peers' virtualenv, made on first use; in the cache folder unless told."""
+    """Folder of the peers' virtualenv, created on first use (default: ~/.cache/shoal/peers)."""
 
     @property
     def peers_folder(self) -> Path:
-        """Where the peers are or will be."""
+        """The folder of the peers' virtualenv, as an absolute path."""
         return Path(self.peers or default_peers()).absolute()

@@ -1,4 +1,4 @@
-"""TRPO on Ray beside TRPO on `processes`; and ten iterations on Pong from RAM, on one worker and on all cores."""
+"""TRPO on Ray compared with `processes`; and ten iterations on Pong from RAM, on one worker and on all cores."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from bench import machine, rounds
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, counted, seconds, times
-from bench.rounds import Round, SideFailed
-from bench.watch import Program, rate, shoal_program
+from bench.rounds import Round, SideFailed, Spread
+from bench.watch import TrainingProgram, rate, shoal_program
 from shoal.base.host import available_cores
 from shoal.reports.tables import markdown_table
 
@@ -22,23 +21,29 @@ SERIAL = "serial"
 
 
 @dataclass(frozen=True)
-class Options(Shared):
-    """TRPO on Ray beside `processes`, in steps per second; and ten iterations of Pong from RAM, in seconds."""
+class RayOptions(BenchOptions):
+    """TRPO on Ray compared with `processes`, in steps per second; and ten iterations on Pong from RAM, in seconds."""
 
     env: tuple[str, ...] = ("LunarLander-v3", "HalfCheetah-v5")
-    """Environments for the steps per second."""
+    """Environments on which to measure steps per second."""
     rounds: int = 5
-    """In each, every side takes its turn."""
+    """Number of rounds; every side takes one turn in each."""
     seconds: float = 10.0
-    """How long a turn is measured, at least, once training goes on steadily."""
+    """Minimum length of a turn in seconds, after the first iterations."""
     pong_iterations: int = 10
-    """Iterations on Pong from RAM."""
+    """Number of iterations on Pong from RAM."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 2.0, "pong_iterations": 2}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
-    """Measure, and report."""
+
+OPTIONS = RayOptions
+
+
+def run(options: RayOptions, say: Say) -> Report:
+    """Measure and report."""
     cores = available_cores()
     rows = []
     for env in options.env:
@@ -58,36 +63,40 @@ def run(options: Options, say: Say) -> Report:
     found = rounds.measure(pong, options.rounds, say)
     for side in pong:
         speedup = rounds.spread(rounds.ratios(found, SERIAL, side))
-        what = f"{options.pong_iterations} iterations on {PONG}, seconds"
-        rows.append(_row(what, side, seconds, found, f"{times(speedup)} on {cores} cores" if side != SERIAL else ""))
+        benchmark = f"{options.pong_iterations} iterations on {PONG}, seconds"
+        rows.append(
+            _row(benchmark, side, seconds, found, f"{times(speedup)} on {cores} cores" if side != SERIAL else "")
+        )
     notes = (
         f"Batches of 10,000 steps in 4 lanes of 8, one worker per core. Median of {options.rounds} interleaved rounds "
         f"of {options.seconds:g} s (lowest to highest); ratios are taken within a round. Pong: TRPO's preset, whole "
-        f"iterations by the run's own clock, without the start of workers. {machine.facts({})}"
+        f"iterations by the run's own clock, without starting workers. {machine.facts({})}"
     )
-    return Report("ray", markdown_table(["what", "engine", "figure", "ray is"], rows), notes)
+    return Report("ray", markdown_table(["benchmark", "engine", "result", "speed-up of ray"], rows), notes)
 
 
-def _row(what: str, side: str, words: Callable[..., str], found: list[Round], ratio: str) -> list[str]:
+def _row(
+    benchmark: str, side: str, formatted: Callable[[Spread | None], str], found: list[Round], ratio: str
+) -> list[str]:
     failed = rounds.failure(found, side)
-    figure = str(failed) if failed is not None else words(rounds.spread(rounds.numbers(found, side)))
-    return [what, side, figure, ratio]
+    figure = str(failed) if failed is not None else formatted(rounds.spread(rounds.numbers(found, side)))
+    return [benchmark, side, figure, ratio]
 
 
-def _rate(program: Program, seconds: float, _: int) -> float:
+def _rate(program: TrainingProgram, seconds: float, _: int) -> float:
     return rate(program, seconds)
 
 
-def _seconds(program: Program, _: int) -> float:
-    """Seconds from the end of the first iteration, which starts workers and compiles, to that of the last."""
+def _seconds(program: TrainingProgram, _: int) -> float:
+    """Time the iterations after the first, which starts workers and compiles, and scale to all of them."""
     with program.running() as lines:
         found = list(lines)
     if len(found) < 2:
-        raise SideFailed("it ended before its second iteration")
+        raise SideFailed("the run ended before its second iteration")
     return (found[-1].seconds - found[0].seconds) * len(found) / (len(found) - 1)
 
 
-def _program(env: str, engine: str, workers: int, iterations: int) -> Program:
+def _program(env: str, engine: str, workers: int, iterations: int) -> TrainingProgram:
     words = [f"--engine={engine}", f"--workers={workers}"]
     if env == PONG:
         return shoal_program("trpo", env, [*words, f"--iterations={iterations}"])

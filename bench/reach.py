@@ -1,29 +1,38 @@
-"""Time to a score, each library with its best known settings: wall seconds from the start of the process, and steps."""
+"""Time to a score, each library with its best known settings: wall time from the start of the process, and steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from bench import machine, rounds
 from bench.contest import scout
 from bench.options import PeerOptions, Say
-from bench.peers import Peers, Way
+from bench.peers import EnvLayout, Peers
 from bench.report import Report, counted, seconds, times
 from bench.rounds import spread
-from bench.watch import Program, rate, reach, shoal_program
+from bench.watch import TrainingProgram, rate, reach, shoal_program
 from shoal.reports.tables import markdown_table
 from shoal.runs import presets
 
 SCORES = {"CartPole-v1": 475.0, "LunarLander-v3": 200.0}
-"""What counts as solved: the mean return of 100 training episodes in a row."""
+"""The mean return of 100 consecutive training episodes that counts as solved."""
 
 SCOUTING = 3.0
-"""Seconds for which a setting is tried."""
+"""Seconds to try a setting for."""
 
-ZOO: Mapping[tuple[str, str], dict[str, Any]] = {
+
+class ZooSettings(TypedDict):
+    """Settings of rl-baselines3-zoo for one environment."""
+
+    envs: int
+    steps: int
+    settings: dict[str, object]
+
+
+ZOO: Mapping[tuple[str, str], ZooSettings] = {
     ("PPO", "CartPole-v1"): {
         "envs": 8, "steps": 100_000,
         "settings": {
@@ -52,31 +61,37 @@ ZOO: Mapping[tuple[str, str], dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-"""Settings of rl-baselines3-zoo, by algorithm and environment."""
+"""By algorithm and environment."""
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
+class TimeOptions(PeerOptions):
     """Time to a score, each library with its best known settings: CartPole-v1 to 475, LunarLander-v3 to 200."""
 
     env: tuple[str, ...] = tuple(SCORES)
-    """Environments, of those two."""
+    """Environments to measure: one of these two, or both."""
     seeds: int = 3
-    """Each library trains once with each of so many seeds."""
+    """Number of seeds; every library trains once per seed."""
     cap: float = 300.0
-    """Seconds after which a run is given up."""
+    """Time limit of a run in seconds."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("CartPole-v1",), "seeds": 1, "cap": 15.0}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
+
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
+        """Describe everything that is wrong with the values."""
         strange = [env for env in self.env if env not in SCORES]
         found = super().problems()
-        return found + [f"there is no score for {env}; there is one for {', '.join(SCORES)}" for env in strange]
+        return found + [f"there is no score for {env}, only for {', '.join(SCORES)}" for env in strange]
 
 
-def run(options: Options, say: Say) -> Report:
-    """Measure, and report."""
+OPTIONS = TimeOptions
+
+
+def run(options: TimeOptions, say: Say) -> Report:
+    """Measure and report."""
     peers = Peers(options.peers_folder, say)
     rows = []
     for env in options.env:
@@ -84,17 +99,17 @@ def run(options: Options, say: Say) -> Report:
         rows += _rows(env, options, peers, say)
     notes = (
         f"Wall seconds from the start of the process, imports and compilation included, until the mean return of the "
-        f"last 100 training episodes is there; median of {options.seeds} seed(s) (lowest to highest), libraries in "
+        f"last 100 training episodes is reached; median of {options.seeds} seed(s) (lowest to highest), libraries in "
         f"turns, at most {options.cap:.0f} s each. Shoal with its presets on all cores; the others with the settings "
-        f"of rl-zoo, in its way of running them (all environments in-process), and with one thread or their own "
-        f"choice of threads, whichever was faster when tried. {machine.facts(peers.versions())}"
+        f"of rl-zoo, all environments in-process as rl-zoo runs them, and one thread or the library's own number of "
+        f"threads, whichever was faster in a trial. {machine.facts(peers.versions())}"
     )
-    head = ["environment", "", "reached", "seconds", "environment steps", "beside Shoal's fastest"]
-    return Report("time", markdown_table(head, rows), notes)
+    header = ["environment", "", "reached", "seconds", "environment steps", "relative to Shoal's fastest"]
+    return Report("time", markdown_table(header, rows), notes)
 
 
-def _rows(env: str, options: Options, peers: Peers, say: Say) -> list[list[str]]:
-    """A row for each library: how often it got there, in which time, with how many steps."""
+def _rows(env: str, options: TimeOptions, peers: Peers, say: Say) -> list[list[str]]:
+    """Make a row for each library: how often it reached the score, in what time and how many steps."""
     programs, steps = _programs(env, options, peers, say), dict[str, list[int]]()
 
     def attempt(name: str, seed: int) -> float:
@@ -113,8 +128,8 @@ def _rows(env: str, options: Options, peers: Peers, say: Say) -> list[list[str]]
     for name in programs:
         count, failed = len(rounds.numbers(found, name)), rounds.failure(found, name)
         reached = f"{count} of {len(found)}" if failed is None else f"{count} of {len(found)}: {failed}"
-        beside = None if fastest in (None, name) else spread(rounds.ratios(found, name, str(fastest)))
-        rows.append([env, name, reached, seconds(middles[name]), counted(spread(steps.get(name, []))), times(beside)])
+        ratio = None if fastest in (None, name) else spread(rounds.ratios(found, name, str(fastest)))
+        rows.append([env, name, reached, seconds(middles[name]), counted(spread(steps.get(name, []))), times(ratio)])
     return rows
 
 
@@ -126,9 +141,9 @@ THEIRS = {
 }
 
 
-def _programs(env: str, options: Options, peers: Peers, say: Say) -> dict[str, Callable[[int], Program]]:
-    """For each library, how to start it with a seed. Shoal's algorithms take part where they have a preset."""
-    found: dict[str, Callable[[int], Program]] = {
+def _programs(env: str, options: TimeOptions, peers: Peers, say: Say) -> dict[str, Callable[[int], TrainingProgram]]:
+    """For each library, how to start it with a seed. Shoal's algorithms take part if they have a preset."""
+    found: dict[str, Callable[[int], TrainingProgram]] = {
         name: partial(_ours, algo, env) for name, algo in OURS.items() if presets.find_preset(algo, env) is not None
     }
     for name, (library, algo) in THEIRS.items():
@@ -137,21 +152,21 @@ def _programs(env: str, options: Options, peers: Peers, say: Say) -> dict[str, C
     return found
 
 
-def _ours(algo: str, env: str, seed: int) -> Program:
+def _ours(algo: str, env: str, seed: int) -> TrainingProgram:
     return shoal_program(algo, env, [f"--seed={seed}"])
 
 
-def _theirs(peers: Peers, library: str, algo: str, env: str, threads: int | None, seed: int) -> Program:
+def _theirs(peers: Peers, library: str, algo: str, env: str, threads: int | None, seed: int) -> TrainingProgram:
     zoo = ZOO[algo, env]
-    way = Way(zoo["envs"], threads=threads)
-    return peers.stable_baselines(library, algo, env, way, zoo["settings"], zoo["steps"], seed)
+    layout = EnvLayout(zoo["envs"], threads=threads)
+    return peers.stable_baselines(library, algo, env, layout, zoo["settings"], zoo["steps"], seed)
 
 
 def _threads(
-    name: str, start: Callable[[int | None, int], Program], options: Options, peers: Peers, say: Say
+    name: str, start: Callable[[int | None, int], TrainingProgram], options: TimeOptions, peers: Peers, say: Say
 ) -> int | None:
-    """With how many threads a library is faster: one, which is the best known, or its own choice."""
-    ways = {"1 thread": 1, "its own choice of threads": None}
+    """Find out whether a library is faster with one thread or with its own number of threads."""
+    ways = {"1 thread": 1, "its own number of threads": None}
     if options.quick or peers.missing is not None:
         return 1
     say(f"  scouting {name}")

@@ -1,7 +1,6 @@
-"""The redis engine beside processes: bytes on the wire, time per task, steps per second, and hundreds of workers.
+"""The redis engine compared with processes: bytes on the wire, time per task, steps per second, hundreds of workers.
 
-Server and workers run on this machine, so what the network would add is not in here; what crosses it is counted by the
-server itself.
+Server and workers run on this machine, so the times include no network latency. The server itself counts the bytes.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from typing import Any, ClassVar
 import shoal
 from bench import machine, rounds
 from bench.lanes import Sampler
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, counted, times
 from bench.sleepers import sleep
 from bench.task_cost import microseconds
@@ -34,34 +32,40 @@ from shoal.testing.redis_rig import RedisRig
 
 ENVS = ("LunarLander-v3", "HalfCheetah-v5")
 STRATEGY = es.Config(population=64, hidden=(480, 480), table_size=1 << 20)
-"""A search whose weights are most of what it sends: about a megabyte, for CartPole-v1."""
+"""A search that sends mostly weights: about a megabyte on CartPole-v1."""
 
 
 @dataclass(frozen=True)
-class Options(Shared):
-    """The redis engine beside processes."""
+class RedisOptions(BenchOptions):
+    """The redis engine compared with processes: steps, time per task, bytes, and hundreds of workers."""
 
     env: tuple[str, ...] = ENVS
-    """Environments."""
+    """Environments to measure."""
     rounds: int = 9
-    """In each, both sides take their turn."""
+    """Number of rounds; both sides take one turn in each."""
     seconds: float = 1.0
-    """How long a turn is."""
+    """Length of a turn in seconds."""
     sleepers: int = 500
-    """Pretended workers that sleep for a second per task."""
+    """Number of simulated workers that sleep for a second per task."""
     naps: int = 20
-    """Tasks for each of them."""
+    """Tasks per simulated worker."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:1], "rounds": 3, "seconds": 0.5, "naps": 5}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
+
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
-        few = ["naps must be at least 3: neither the first nor the last is measured"] if self.naps < 3 else []
+        """Describe everything that is wrong with the values."""
+        few = ["naps must be at least 3: the first and the last are not measured"] if self.naps < 3 else []
         return super().problems() + validation.field_problems(self, at_least_one=("sleepers",)) + few
 
 
-def run(options: Options, say: Say) -> Report:
-    """Measure, and report."""
+OPTIONS = RedisOptions
+
+
+def run(options: RedisOptions, say: Say) -> Report:
+    """Measure and report."""
     rows = [_speed(env, options, say) for env in options.env]
     rows += _tasks(options, say)
     rows += [_bytes(machines, env, say) for env in ("", *options.env[:1]) for machines in (1, 2)]
@@ -69,11 +73,13 @@ def run(options: Options, say: Say) -> Report:
     notes = (
         f"Steps per second: two workers, four lanes of 32 environments, networks of 64x64, fragments of 128 steps. "
         f"Median of {options.rounds} interleaved rounds of {options.seconds:g} s (lowest to highest). Bytes: as the "
-        f"server counts them, for two workers; one iteration is such a batch of lanes, or of es a generation of "
-        f"{STRATEGY.population} policies on CartPole-v1, {'x'.join(map(str, STRATEGY.hidden))}. Use: seconds slept "
-        f"beside workers times seconds passed. {machine.facts({})}"
+        f"server counts them, for two workers; one iteration is one such batch of lanes, or for es a generation of "
+        f"{STRATEGY.population} policies of {'x'.join(map(str, STRATEGY.hidden))} on CartPole-v1. Utilisation: seconds "
+        f"slept divided by workers times elapsed seconds. {machine.facts({})}"
     )
-    return Report("redis", markdown_table(["what", "processes", "redis", "redis beside processes"], rows), notes)
+    return Report(
+        "redis", markdown_table(["benchmark", "processes", "redis", "redis relative to processes"], rows), notes
+    )
 
 
 @contextlib.contextmanager
@@ -87,7 +93,7 @@ def _both(workers: int) -> Iterator[dict[str, Engine]]:
         }
 
 
-def _speed(env: str, options: Options, say: Say) -> list[str]:
+def _speed(env: str, options: RedisOptions, say: Say) -> list[str]:
     say(f"{env}: steps per second with 2 workers")
     with _both(2) as engines:
         samplers = {}
@@ -100,8 +106,8 @@ def _speed(env: str, options: Options, say: Say) -> list[str]:
     return [f"{env}, steps/s", *columns, times(rounds.spread(rounds.ratios(found, "redis", "processes")))]
 
 
-def _tasks(options: Options, say: Say) -> list[list[str]]:
-    """Microseconds for a task: of many at once, and of one alone there and back."""
+def _tasks(options: RedisOptions, say: Say) -> list[list[str]]:
+    """Measure the microseconds per task, with many tasks at once and with one at a time."""
     say("time per task with 1 worker, in microseconds")
 
     def many(engine: Engine) -> float:
@@ -121,7 +127,7 @@ def _tasks(options: Options, say: Say) -> list[list[str]]:
 
 
 def _bytes(machines: int, env: str, say: Say) -> list[str]:
-    """Bytes per iteration through the server, with two workers: of lanes, or of generations that send scores back."""
+    """Count the bytes per iteration through the server: of lanes, or without `env` of generations of `STRATEGY`."""
     iterations = 10
     with RedisRig(allow=["bench"]) as rig:
         for _ in range(machines):
@@ -148,16 +154,16 @@ def _traffic(rig: RedisRig) -> tuple[int, int]:
     return found["total_net_input_bytes"], found["total_net_output_bytes"]
 
 
-def _sleepers(options: Options, say: Say) -> list[str]:
-    what = f"use of {options.sleepers} workers with tasks of 1 s"
+def _sleepers(options: RedisOptions, say: Say) -> list[str]:
+    what = f"utilisation of {options.sleepers} workers with tasks of 1 s"
     say(f"{what}, {options.naps} each")
-    share = use(options.sleepers, options.naps, 1.0)
+    share = utilisation(options.sleepers, options.naps, 1.0)
     say(f"  {share:.3f}")
     return [what, "", f"{share:.3f}", ""]
 
 
-def use(count: int, naps: int, seconds: float) -> float:
-    """Share of the time in which pretended workers sleep, each `naps` times; neither the start nor the end counts."""
+def utilisation(count: int, naps: int, seconds: float) -> float:
+    """Share of the time that simulated workers spend in tasks, without the first and the last task of each."""
     with RedisRig() as rig:
         command = module_command("bench.sleepers", rig.address, str(count))
         sleepers = subprocess.Popen(command, env=shoal_environment())

@@ -1,4 +1,4 @@
-"""Tables, and the page that they are written to: each part has its own place there, between two markers."""
+"""Tables, and the page that they are written to: each part has its own section there, between two markers."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from shoal.errors import DiskFault, UsageError
 
 @dataclass(frozen=True)
 class Report:
-    """What a part found."""
+    """The result of a part."""
 
     part: str
     table: str
     """Markdown."""
     notes: str
-    """How it was measured, on what."""
+    """How and on what machine it was measured."""
 
     def signed(self, command: str, remark: str) -> Report:
-        """With the command that makes it, and a remark before all else."""
+        """Put a remark and the command that produced the report at the start of the notes."""
         return replace(self, notes=f"{remark}Written by `{command}`. {self.notes}")
 
     @property
     def text(self) -> str:
-        """The table and its notes."""
         return f"{self.table}\n\n{self.notes}\n"
 
 
 def times(found: Spread | None) -> str:
-    """How many times something is something else: middle, and lowest to highest."""
+    """Format a ratio: median, lowest and highest."""
     return "" if found is None else f"{_short(found.middle)}x ({_short(found.low)} to {_short(found.high)})"
 
 
 def percent(found: Spread | None) -> str:
-    """A share: middle, and lowest to highest."""
+    """Format a share as a percentage: median, lowest and highest."""
     if found is None:
         return ""
     middle, low, high = (_short(100 * share) for share in (found.middle, found.low, found.high))
@@ -44,12 +43,12 @@ def percent(found: Spread | None) -> str:
 
 
 def counted(found: Spread | None) -> str:
-    """Steps, or steps per second: middle, and lowest to highest."""
+    """Format steps or steps per second: median, lowest and highest."""
     return "" if found is None else f"{found.middle:,.0f} ({found.low:,.0f} to {found.high:,.0f})"
 
 
 def seconds(found: Spread | None) -> str:
-    """Seconds: middle, and lowest to highest."""
+    """Format seconds: median, lowest and highest."""
     return "" if found is None else f"{found.middle:.1f} ({found.low:.1f} to {found.high:.1f})"
 
 
@@ -58,26 +57,26 @@ def _short(number: float) -> str:
 
 
 def markers(part: str) -> tuple[str, str]:
-    """What stands before and after a part's table."""
+    """Return the lines before and after a part's section."""
     return f"<!-- shoal bench {part}: begin -->", f"<!-- shoal bench {part}: end -->"
 
 
 def write(path: Path, report: Report) -> None:
-    """Replace a part's place on the page, all at once; a page without a place for it gets one at its end."""
+    """Replace a part's section of the page atomically, or append one if the page has none."""
     begin, end = markers(report.part)
     try:
         page = path.read_text() if path.exists() else "# Benchmarks\n"
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
-    place = f"{begin}\n{report.text}{end}"
+    section = f"{begin}\n{report.text}{end}"
     before, found, rest = page.partition(begin)
     if not found:
-        page = f"{page.rstrip()}\n\n## {report.part}\n\n{place}\n"
+        page = f"{page.rstrip()}\n\n## {report.part}\n\n{section}\n"
     else:
         _, closed, after = rest.partition(end)
         if not closed:
-            raise UsageError(f"{path} has the line {begin} and no line {end} after it; add it, or remove both")
-        page = before + place + after
+            raise UsageError(f"{path} has the line {begin} but no line {end} after it: add that line, or remove both")
+        page = before + section + after
     try:
         disk.write_file(path, page.encode())
     except OSError as error:

@@ -1,11 +1,10 @@
-"""Results of long campaigns on disk: one record for each (algorithm, environment, seed), written as they come."""
+"""Results of long campaigns on disk: one entry per algorithm, environment and seed, written after each run."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from shoal.base import disk
 from shoal.errors import DiskFault, UsageError
@@ -20,14 +19,14 @@ class Result:
     algo: str
     env: str
     seed: int
-    settings: dict[str, Any]
-    """All settings of the algorithm that it ran with, and what the preset has beside them."""
+    settings: dict[str, object]
+    """All settings of the algorithm, and the preset's other entries."""
     facts: str
-    """Day, machine and versions."""
+    """Date, machine and versions."""
     score: float
     """Mean return of greedy episodes with the final policy."""
     deviation: float
-    """Their standard deviation."""
+    """Standard deviation of those returns."""
     episodes: int
     training: float | None
     """Mean return of the last 100 training episodes, if any has ended."""
@@ -39,7 +38,7 @@ class Result:
 
 
 class Results:
-    """A file of results; in memory alone if there is no path."""
+    """A file of results; without a path, results are kept only in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -53,15 +52,15 @@ class Results:
             for record in content["results"]:
                 self._keep(Result(**record))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is not a file of results ({error}); give another with --results FILE") from None
+            raise UsageError(f"{path} is not a file of results ({error}). Give another with --results FILE") from None
 
-    def find(self, algo: str, env: str, seed: int, settings: dict[str, Any], episodes: int) -> Result | None:
-        """A result, if there is one of so many episodes and no setting has changed since, nor a default."""
+    def find(self, algo: str, env: str, seed: int, settings: dict[str, object], episodes: int) -> Result | None:
+        """Look up a result; None if it is missing, or if episodes, settings or their defaults have changed since."""
         found = self._all.get((algo, env, seed))
         return found if found is not None and (found.settings, found.episodes) == (settings, episodes) else None
 
     def add(self, result: Result) -> None:
-        """Keep a result, on disk at once."""
+        """Add a result and write the file."""
         self._keep(result)
         if self._path is None:
             return

@@ -1,6 +1,6 @@
-"""Interleaved measuring: in each round every side takes its turn, and what counts are ratios within a round.
+"""Interleaved measurements: every side takes one turn in each round, and only ratios within a round are compared.
 
-A machine that is slow for a minute is slow for every side of that round, so a ratio survives what a time does not.
+A machine that is slow for a minute is slow for every side of that round, which changes times but hardly any ratio.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from bench.options import Say
 
 
 class SideFailed(Exception):
-    """A side could not be measured. The message is what the table says instead of a number."""
+    """A side could not be measured. The table has the message instead of a number."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle of some numbers, with the lowest and the highest."""
+    """Median, lowest and highest of some numbers."""
 
     middle: float
     low: float
@@ -26,17 +26,17 @@ class Spread:
 
 
 Round = Mapping[str, float | SideFailed]
-"""What one round found for each side: a number, or why there is none."""
+"""The measurement of each side in one round, or why it failed."""
 
 
 def spread(numbers: Iterable[float]) -> Spread | None:
-    """Median, lowest and highest; None of no numbers."""
+    """Return median, lowest and highest; None if there are no numbers."""
     found = sorted(numbers)
     return Spread(statistics.median(found), found[0], found[-1]) if found else None
 
 
 def measure(sides: Mapping[str, Callable[[int], float]], rounds: int, say: Say) -> list[Round]:
-    """Call every side with the round's number, in turns. One that fails has its reason in its place; the rest go on."""
+    """Call every side with the number of the round, in turns. A failure is recorded, and the other sides go on."""
     found: list[Round] = []
     for number in range(rounds):
         one: dict[str, float | SideFailed] = {}
@@ -51,18 +51,18 @@ def measure(sides: Mapping[str, Callable[[int], float]], rounds: int, say: Say) 
 
 
 def numbers(rounds: Sequence[Round], side: str) -> list[float]:
-    """What a side reached, in the rounds in which it was measured."""
+    """Return the measurements of a side, without the rounds in which it failed."""
     return [value for one in rounds if not isinstance(value := one[side], SideFailed)]
 
 
 def ratios(rounds: Sequence[Round], side: str, other: str) -> list[float]:
-    """How many times `other` a side reached, in each round in which both were measured."""
+    """Return a side's measurement divided by another's, for each round in which neither failed."""
     pairs = [(one[side], one[other]) for one in rounds]
     return [a / b for a, b in pairs if not isinstance(a, SideFailed) and not isinstance(b, SideFailed)]
 
 
 def failure(rounds: Sequence[Round], side: str) -> SideFailed | None:
-    """Why a side was not measured in the last round in which it was not."""
+    """Return a side's latest failure, if any."""
     return next((value for one in reversed(rounds) if isinstance(value := one[side], SideFailed)), None)
 
 

@@ -1,6 +1,6 @@
-"""Workers that only sleep, hundreds in one process: what is left to measure is the head and what lies between.
+"""Workers that only sleep, hundreds of them in one process, to measure the head and the messages alone.
 
-They are children of a real machine (`shoal worker`) and speak through it; only the processes are pretended.
+They belong to a real supervisor (`shoal worker`), which passes their messages on; only the processes are simulated.
 
     python -m bench.sleepers ADDRESS COUNT
 """
@@ -29,7 +29,7 @@ def sleep(seconds: float) -> None:
 
 
 class Sleepers:
-    """In place of processes: each takes a task, and answers it when its time is over."""
+    """Replaces worker processes: each simulated worker takes a task and answers when its time is over."""
 
     def __init__(self, count: int) -> None:
         self._numbers = itertools.count()
@@ -42,7 +42,6 @@ class Sleepers:
         self._heard_at = 0.0
 
     def poll(self, timeout: float) -> Sequence[Event]:
-        """What is due."""
         with self._lock:
             first = self._due[0][0] - time.monotonic() if self._due else timeout
         if not self._new:
@@ -66,7 +65,7 @@ class Sleepers:
         return events
 
     def send(self, worker: int, message: Message) -> None:
-        """Begin to sleep, after what the worker was given before."""
+        """Schedule the answer to a task, after the worker's earlier tasks."""
         if message.kind == Kind.TASK:
             _, (seconds,) = wire.decode(message.frame)
             with self._lock:
@@ -75,24 +74,23 @@ class Sleepers:
                 heapq.heappush(self._due, (begun + seconds, worker, message.number, seconds))
 
     def wake(self) -> None:
-        """Make a `poll` that is under way return."""
         self._woken.set()
 
     def drop(self, worker: int) -> None:
-        """Another one in its place."""
+        """Replace a worker."""
         self._free_at.pop(worker, None)
         self._new.append(next(self._numbers))
 
     def numbered_pids(self) -> dict[int, int]:
-        """All of them are this process."""
+        """Return this process for every worker."""
         return dict.fromkeys(self._free_at, os.getpid())
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes."""
 
 
 def main() -> None:
-    """Sleep until killed."""
+    """Serve tasks until the process is killed."""
     address, count = sys.argv[1], int(sys.argv[2])
     Supervisor(find_server(address), count, [__spec__.name], timeout=5.0, processes=Sleepers(count)).serve()
 

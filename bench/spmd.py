@@ -1,10 +1,10 @@
-"""What do the checks of `shoal.spmd` cost beside bare mpi4py?
+"""Overhead of the checks in `shoal.spmd` compared with bare mpi4py.
 
     python -m bench.spmd [--processes 2] [--rounds 300]
 
-Bare is what a script would write by hand: mpi4py's buffer calls, with row counts exchanged first for a gather, and
-memory for its result taken anew each time. Both are timed in turn in the same processes, from a barrier to the slowest
-rank's end; printed are medians and, for a noisy machine, the fastest tenth.
+Bare is what one would write by hand: mpi4py's buffer calls, with row counts exchanged before a gather and new memory
+for its result each time. Both are timed in turns in the same processes, from a barrier until the slowest rank is done.
+Prints medians and, for noisy machines, the fastest tenth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal import spmd
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """From a barrier to the end of the slowest rank."""
+    """Time a call from a barrier until the slowest rank is done."""
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()
@@ -30,7 +30,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print the ratios."""
+    """Measure and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=300)
@@ -40,7 +40,9 @@ def main() -> None:
 
     comm = MPI.COMM_WORLD
     weights = np.ones(10 * 2**20 // 4, np.float32)
-    layers = {f"layer{i}": np.ones((256, 256), np.float32) for i in range(40)}  # the same 10 MB, as a network has it
+    layers = {
+        f"layer{i}": np.ones((256, 256), np.float32) for i in range(40)
+    }  # the same 10 MB, in the arrays of a network
     rows = np.ones((2**20 // 32, 8), np.float32)
     small = np.ones(100)
 

@@ -1,8 +1,7 @@
 """Time from the start of a run to its first environment step, and a worker's memory.
 
-The first environment step is seen from inside: a CartPole that writes down when it is first stepped. Compiled code is
-cached by a run before the first round. Memory is what is the worker's own (unique set size) beyond that of a process
-that only makes and steps the same number of environments.
+A modified CartPole records the time of its first step. A run before the first round fills the cache of compiled code.
+Memory is the unique set size of a worker, and of a process that only creates and steps the same number of environments.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from typing import Any, ClassVar
 
 from bench import machine
 from bench.lanes import ENVS, Sampler
-from bench.options import Options as Shared
-from bench.options import Say
+from bench.options import BenchOptions, Say
 from bench.report import Report, seconds
 from bench.rounds import spread
 from bench.watch import shoal_environment
@@ -60,23 +58,29 @@ ENVIRONMENTS = 32
 
 
 @dataclass(frozen=True)
-class Options(Shared):
+class StartupOptions(BenchOptions):
     """Time from the start of a run to its first environment step, and a worker's memory."""
 
     env: tuple[str, ...] = ENVS
-    """Environments for the memory."""
+    """Environments for which to measure memory."""
     rounds: int = 5
-    """How often a run is started."""
+    """Number of starts."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ENVS[:1], "rounds": 3}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
-    """Measure, and report."""
+
+OPTIONS = StartupOptions
+
+
+def run(options: StartupOptions, say: Say) -> Report:
+    """Measure and report."""
     try:
-        import psutil  # noqa: F401 - asked for before anything is measured
+        import psutil  # noqa: F401 - checked before anything is measured
     except ImportError:
-        raise MissingExtra("memory is read with psutil, which is not installed; type: pip install psutil") from None
+        raise MissingExtra("measuring memory needs psutil, which is not installed. Run: pip install psutil") from None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "stamped.py").write_text(textwrap.dedent(STAMPED))
@@ -86,14 +90,14 @@ def run(options: Options, say: Say) -> Report:
     say(f"start to first environment step: {seconds(found)} s")
     for env in options.env:
         worker, bare = _worker_bytes(env), _bare_bytes(env)
-        say(f"{env}: a worker has {_mebibytes(worker)}, a bare process {_mebibytes(bare)}")
+        say(f"{env}: a worker takes {_mebibytes(worker)}, a bare process {_mebibytes(bare)}")
         rows.append([f"memory of a worker with {ENVIRONMENTS} {env}", _mebibytes(worker)])
         rows.append([f"memory of a bare process with {ENVIRONMENTS} {env}", _mebibytes(bare)])
     notes = (
-        f"Median of {options.rounds} starts (lowest to highest), with compiled code cached by one before them. Memory "
-        f"is what is the process's own. {machine.facts({})}"
+        f"Median of {options.rounds} starts (lowest to highest), after one that fills the cache of compiled code. "
+        f"Memory is the unique set size of the process. {machine.facts({})}"
     )
-    return Report("startup", markdown_table(["what", "figure"], rows), notes)
+    return Report("startup", markdown_table(["benchmark", "result"], rows), notes)
 
 
 def _mebibytes(count: int) -> str:
@@ -101,9 +105,11 @@ def _mebibytes(count: int) -> str:
 
 
 def _first_step(folder: Path, number: int) -> float:
-    """Seconds from the start of the process."""
+    """Measure the seconds from the start of the process to the first environment step."""
     stamp = folder / f"stamp-{number}"
-    environment = shoal_environment() | {"FIRST_STEP": str(stamp)}  # started in the folder, so it finds the module
+    environment = shoal_environment() | {
+        "FIRST_STEP": str(stamp)
+    }  # the module is found because the run starts in the folder
     command = shoal_command("train", "trpo", "stamped:Stamped-v0", "--iterations", "1")
     begun = time.time()
     subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.DEVNULL)

@@ -1,7 +1,6 @@
-"""What an engine adds to a task: `python -m bench.task_cost ENGINE WORKERS SECONDS` prints it as a line of JSON.
+"""Overhead of an engine per task: `python -m bench.task_cost ENGINE WORKERS SECONDS` prints it as a line of JSON.
 
-Tasks that do nothing, submitted many at a time as an algorithm does: what one costs among others. With one at a time it
-is the way there and back.
+The tasks do nothing. Many at once, as an algorithm submits them, measure throughput; one at a time, the round trip.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ AT_ONCE = 64
 
 
 def nothing(number: int) -> int:
-    """Task: give back what came."""
+    """Task: return the argument."""
     return number
 
 
 def microseconds(engine: shoal.Engine, seconds: float, at_once: int = AT_ONCE) -> float:
-    """Microseconds per task, over at least so many seconds."""
+    """Measure the microseconds per task for at least `seconds`, with `at_once` tasks submitted together."""
     engine.map(nothing, range(AT_ONCE * engine.workers))
     tasks, begun = 0, time.perf_counter()
     while (passed := time.perf_counter() - begun) < seconds:
@@ -31,7 +30,7 @@ def microseconds(engine: shoal.Engine, seconds: float, at_once: int = AT_ONCE) -
 
 
 def main() -> None:
-    """Measure one engine."""
+    """Measure one engine and print the result."""
     name, workers, seconds = sys.argv[1:]
     with shoal.engine(name, workers=int(workers)) as engine:
         cost = microseconds(engine, float(seconds))

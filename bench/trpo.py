@@ -1,4 +1,4 @@
-"""TRPO at equal settings beside sb3-contrib: environment steps per second of training."""
+"""TRPO at equal settings compared with sb3-contrib: environment steps per second of training."""
 
 from __future__ import annotations
 
@@ -8,37 +8,43 @@ from typing import Any, ClassVar
 from bench import machine
 from bench.contest import Entry, contest, contest_table
 from bench.options import PeerOptions, Say
-from bench.peers import Peers, Way
+from bench.peers import EnvLayout, Peers
 from bench.report import Report
-from bench.watch import Program, shoal_program
+from bench.watch import TrainingProgram, shoal_program
 
 BATCH = 10_000
 FOREVER = 10**9
 LANES = ((2, 8), (4, 4), (4, 10))
-WAYS = (Way(8, threads=1), Way(8), Way(1, threads=1), Way(2, subprocesses=True, threads=1))
+LAYOUTS = (EnvLayout(8, threads=1), EnvLayout(8), EnvLayout(1, threads=1), EnvLayout(2, subprocesses=True, threads=1))
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
-    """TRPO at equal settings beside sb3-contrib: steps per second of training."""
+class TRPOOptions(PeerOptions):
+    """TRPO at equal settings compared with sb3-contrib: steps per second of training."""
 
     env: tuple[str, ...] = ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
-    """Environments."""
+    """Environments to measure."""
     rounds: int = 5
-    """In each, every library takes its turn."""
+    """Number of rounds; every library takes one turn in each."""
     seconds: float = 10.0
-    """How long a turn is measured, at least, once training goes on steadily."""
+    """Minimum length of a turn in seconds, after the first iterations."""
 
     QUICK: ClassVar[dict[str, Any]] = {"env": ("LunarLander-v3",), "rounds": 1, "seconds": 1.0}
 
+    def environments(self) -> list[str]:
+        return list(self.env)
 
-def run(options: Options, say: Say) -> Report:
-    """Measure, and report."""
+
+OPTIONS = TRPOOptions
+
+
+def run(options: TRPOOptions, say: Say) -> Report:
+    """Measure and report."""
     peers = Peers(options.peers_folder, say)
     outcomes = []
     for env in options.env:
         ours = {f"2 workers, {lanes} lanes of {width}": _shoal(env, lanes, width) for lanes, width in LANES}
-        theirs = {str(way): _contrib(env, peers, way) for way in WAYS}
+        theirs = {str(layout): _contrib(env, peers, layout) for layout in LAYOUTS}
         entries = [Entry("Shoal", ours, peer=False), Entry("sb3-contrib", theirs)]
         outcomes.append(contest(env, entries, peers, options.rounds, options.seconds, options.quick, say))
     notes = (
@@ -50,7 +56,7 @@ def run(options: Options, say: Say) -> Report:
     return Report("trpo", contest_table(outcomes), notes)
 
 
-def _shoal(env: str, lanes: int, width: int) -> Program:
+def _shoal(env: str, lanes: int, width: int) -> TrainingProgram:
     words = [
         "--no-preset", "--workers=2", f"--lanes={lanes}", f"--width={width}", f"--steps={FOREVER}",
         f"--batch-steps={BATCH}", "--cg-iterations=15", "--cg-damping=0.1", "--max-kl=0.01", "--line-search-steps=10",
@@ -59,10 +65,10 @@ def _shoal(env: str, lanes: int, width: int) -> Program:
     return shoal_program("trpo", env, words)
 
 
-def _contrib(env: str, peers: Peers, way: Way) -> Program:
+def _contrib(env: str, peers: Peers, layout: EnvLayout) -> TrainingProgram:
     settings = {
-        "n_steps": BATCH // way.envs, "batch_size": 128, "cg_max_steps": 15, "cg_damping": 0.1, "target_kl": 0.01,
+        "n_steps": BATCH // layout.envs, "batch_size": 128, "cg_max_steps": 15, "cg_damping": 0.1, "target_kl": 0.01,
         "line_search_max_iter": 10, "n_critic_updates": 10, "learning_rate": 1e-3, "gamma": 0.99, "gae_lambda": 0.95,
         "policy_kwargs": {"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
     }  # fmt: skip
-    return peers.stable_baselines("sb3-contrib", "TRPO", env, way, settings, FOREVER)
+    return peers.stable_baselines("sb3-contrib", "TRPO", env, layout, settings, FOREVER)

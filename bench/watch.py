@@ -1,6 +1,6 @@
-"""A library with one setting, as a process that trains and says how far it is; and what is measured of it.
+"""A library that trains in its own process and logs its progress, and measurements of that progress.
 
-Every iteration is one line of JSON in a file: Shoal's metrics.jsonl, or what a peer's script prints. The lines carry
+Every iteration is one line of JSON in a file: Shoal's metrics.jsonl, or the output of a peer's script. The lines carry
 the process's own clock, so that start-up and compilation can be left out.
 """
 
@@ -23,37 +23,37 @@ from bench.rounds import SideFailed
 from shoal.base.host import python_path, shoal_command
 
 WARM = 2
-"""Iterations that are not measured: the first ones start workers and compile."""
+"""First iterations, which start workers and compile, and are not measured."""
 PATIENCE = 180.0
-"""Seconds without a new line after which a process is given up."""
+"""Seconds without a new line after which a process counts as failed."""
 _LOOK_EVERY = 0.01
-_GOODBYE = 15.0  # seconds to end in after SIGTERM
+_GRACE = 15.0  # seconds from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True)
 class Line:
-    """Where training stands after one iteration."""
+    """Progress after one iteration."""
 
     steps: int
     """Environment steps so far."""
     seconds: float
-    """By the process's own clock; only differences mean something."""
+    """By the process's own clock; only differences are meaningful."""
     score: float | None
-    """Mean return of the last 100 training episodes, once there is one."""
+    """Mean return of the last 100 training episodes; None before the first has ended."""
     updates: int
-    """Gradient steps so far, where the library says."""
+    """Gradient steps so far; 0 if the library does not report them."""
     wall: float
-    """Seconds since the process was started, as seen from here."""
+    """Seconds since the process was started, by this process's clock."""
 
 
 @dataclass(frozen=True)
-class Program:
-    """How to start a library, and which numbers of its lines are which."""
+class TrainingProgram:
+    """How to start a library, and the keys of its lines."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     file: str = "stdout"
-    """Where the lines are, in the folder it is started in."""
+    """File with the lines, relative to the folder in which the program is started."""
     steps: str = "steps"
     seconds: str = "seconds"
     score: str = "return"
@@ -61,7 +61,7 @@ class Program:
 
     @contextlib.contextmanager
     def running(self, patience: float = PATIENCE, cap: float = math.inf) -> Iterator[Iterator[Line]]:
-        """Start it in a folder of its own; give its lines as they come, for `cap` seconds. It ends with the block."""
+        """Start the program in a temporary folder and yield its lines for `cap` seconds; stop it with the block."""
         with tempfile.TemporaryDirectory(prefix="shoal-bench-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
@@ -83,7 +83,7 @@ class Program:
     ) -> Iterator[Line]:
         path, at, heard = folder / self.file, 0, time.monotonic()
         while True:
-            ended = process.poll() is not None  # asked before reading, so that its last words are read
+            ended = process.poll() is not None  # checked before reading, so that its last lines are read
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(at)
                 content = file.read()
@@ -97,17 +97,17 @@ class Program:
                         yield Line(record[self.steps], record[self.seconds], score, updates, heard - begun)
             if ended:
                 if process.returncode:
-                    raise SideFailed(last_words(folder, process.returncode))
+                    raise SideFailed(last_output(folder, process.returncode))
                 return
             if time.monotonic() - begun > cap:
                 return
             if time.monotonic() - heard > patience:
-                raise SideFailed(f"nothing new in {patience:.0f} s; {last_words(folder, None)}")
+                raise SideFailed(f"no progress in {patience:.0f} s; last output: {last_output(folder, None)}")
             time.sleep(_LOOK_EVERY)
 
 
 def _record(text: bytes, key: str) -> dict[str, Any] | None:
-    """A line as data; None for what libraries print besides."""
+    """Parse a line; None if it is other output of the library."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -115,34 +115,34 @@ def _record(text: bytes, key: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and key in record else None
 
 
-def last_words(folder: Path, code: int | None) -> str:
-    """The last line that a process wrote to stderr, or to stdout; its exit code if it wrote none."""
+def last_output(folder: Path, code: int | None) -> str:
+    """Return the last line that a process wrote to stderr, or else to stdout, or else its exit code."""
     for name in ("stderr", "stdout"):
         lines = (folder / name).read_text(errors="replace").split("\n")
         found = [line.strip() for line in lines if line.strip() and not line.startswith("{")]
         if found:
             return found[-1][:200]
-    return "it said nothing" if code is None else f"exit code {code}, and it said nothing"
+    return "none" if code is None else f"exit code {code} without any output"
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process, politely first, and then everything that it left behind."""
+    """Stop a process, with SIGTERM first, and kill everything that it leaves behind."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GOODBYE)
+        process.wait(_GRACE)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def shoal_environment() -> dict[str, str]:
-    """Environment variables with which a child process imports this very Shoal."""
+    """Return environment variables with which a child process imports the same copy of Shoal."""
     return {**os.environ, "PYTHONPATH": python_path()}
 
 
-def shoal_program(algo: str, env: str, words: Sequence[str]) -> Program:
-    """Shoal by its ordinary command line."""
-    return Program(
+def shoal_program(algo: str, env: str, words: Sequence[str]) -> TrainingProgram:
+    """Train with Shoal from the command line."""
+    return TrainingProgram(
         shoal_command("train", algo, env, *words, "--runs=runs", "--name=bench"),
         shoal_environment(),
         file="runs/bench/metrics.jsonl",
@@ -153,16 +153,16 @@ def shoal_program(algo: str, env: str, words: Sequence[str]) -> Program:
     )
 
 
-def rate(program: Program, seconds: float, warm: int = WARM, patience: float = PATIENCE) -> float:
-    """Environment steps per second of whole iterations, over at least `seconds` after the first `warm` ones."""
+def rate(program: TrainingProgram, seconds: float, warm: int = WARM, patience: float = PATIENCE) -> float:
+    """Measure steps per second over whole iterations, for at least `seconds` after the first `warm` iterations."""
     first, last = stretch(program, seconds, lambda number, _: number >= warm, patience)
     return (last.steps - first.steps) / (last.seconds - first.seconds)
 
 
 def stretch(
-    program: Program, seconds: float, warm: Callable[[int, Line], bool], patience: float = PATIENCE
+    program: TrainingProgram, seconds: float, warm: Callable[[int, Line], bool], patience: float = PATIENCE
 ) -> tuple[Line, Line]:
-    """The first line of a run that is `warm`, and one that is at least `seconds` later."""
+    """Return the first line for which `warm` is true, and the next that is at least `seconds` later."""
     with program.running(patience) as lines:
         first: Line | None = None
         for number, line in enumerate(lines, start=1):
@@ -170,19 +170,19 @@ def stretch(
                 return first, line
             if first is None and warm(number, line):
                 first = line
-    raise SideFailed(f"it ended before it was warm and {seconds:g} s were over")
+    raise SideFailed(f"the process ended before {seconds:g} s of steady training")
 
 
 @dataclass(frozen=True)
 class Reached:
-    """When a score was reached."""
+    """Time and steps at which a score was reached."""
 
     seconds: float
     """Since the process was started, imports and compilation included."""
     steps: int
 
 
-def reach(program: Program, score: float, cap: float) -> Reached:
+def reach(program: TrainingProgram, score: float, cap: float) -> Reached:
     """Train until the mean return of 100 episodes is `score`, for at most `cap` seconds."""
     begun, best, steps = time.monotonic(), -math.inf, 0
     with program.running(patience=cap, cap=cap) as lines:

@@ -1,4 +1,4 @@
-"""Searches with EvoTorch's PGPE. Run by the peers' own Python.
+"""Searches with EvoTorch's PGPE. Run by the peers' Python.
 
     python evotorch_es.py '{"env": "CartPole-v1", "hidden": [], "population": 64, "episodes": 8, "actors": 2,
                             "seed": 0}'
@@ -21,7 +21,7 @@ from evotorch.neuroevolution import GymNE
 
 
 def main(job: dict[str, Any]) -> None:
-    """Search until the process is ended."""
+    """Search until the process is stopped."""
     sizes = ["obs_length", *map(str, job["hidden"]), "act_length"]
     layers = [f"Linear({inputs}, {outputs})" for inputs, outputs in itertools.pairwise(sizes)]
     torch.manual_seed(job["seed"])

@@ -1,8 +1,8 @@
 """DQN in the design of a well-known Ray tutorial: acting tasks, a parameter server, a replay buffer and a trainer.
 
-Every transition is a remote call, and so is every question for the buffer's length and for a minibatch. Written anew
-from that design, with its network (24, 48), its minibatch of 64 and its decay of epsilon by episode. Run by the peers'
-own Python:
+Every transition is a remote call, and so is every request for the buffer's length or a minibatch. Written from
+scratch after that design, with its network (24, 48), minibatch of 64 and decay of epsilon per episode. Run by
+the peers' Python:
 
     python ray_dqn.py '{"env": "CartPole-v1", "actors": 2, "seed": 0}'
 
@@ -28,32 +28,29 @@ EPSILON_DECAY, EPSILON_LAST = 0.9995, 0.01
 
 
 def network(inputs: int, actions: int) -> Any:
-    """Values of actions."""
+    """Build a network that estimates action values."""
     return nn.Sequential(nn.Linear(inputs, 24), nn.ReLU(), nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, actions))
 
 
 def sizes(env: Any) -> tuple[int, int]:
-    """Numbers in an observation, and actions."""
+    """Return the length of an observation and the number of actions."""
     return env.observation_space.shape[0], int(env.action_space.n)
 
 
 @ray.remote  # type: ignore[untyped-decorator,unused-ignore]
 class Parameters:
-    """The newest weights, and how many gradient steps made them."""
+    """The newest weights, and the number of gradient steps so far."""
 
     def __init__(self, weights: Any) -> None:
         self.weights, self.updates = weights, 0
 
     def get(self) -> Any:
-        """The weights."""
         return self.weights
 
     def put(self, weights: Any) -> None:
-        """New weights after one gradient step."""
         self.weights, self.updates = weights, self.updates + 1
 
     def count(self) -> int:
-        """Gradient steps so far."""
         return self.updates
 
 
@@ -68,31 +65,27 @@ class Buffer:
         self.rng = np.random.default_rng(seed)
 
     def add(self, *transition: Any) -> None:
-        """One transition."""
         self.transitions.append(transition)
         self.added += 1
 
     def ended(self, total: float) -> None:
-        """One episode has ended."""
         self.returns.append(total)
 
     def length(self) -> int:
-        """How many transitions there are."""
         return len(self.transitions)
 
     def sample(self, count: int) -> list[np.ndarray]:
-        """A minibatch."""
         chosen = [self.transitions[index] for index in self.rng.integers(0, len(self.transitions), count)]
         return [np.array(column) for column in zip(*chosen, strict=True)]
 
     def progress(self) -> tuple[int, float | None]:
-        """Environment steps, and the mean return."""
+        """Return environment steps and the mean return of the last episodes."""
         return self.added, float(np.mean(self.returns)) if self.returns else None
 
 
 @ray.remote  # type: ignore[untyped-decorator,unused-ignore]
 def act(parameters: Any, buffer: Any, env_id: str, seed: int) -> None:
-    """Play episodes for ever, with weights fetched before each."""
+    """Play episodes until stopped, with weights fetched before each."""
     torch.set_num_threads(1)
     env = gymnasium.make(env_id)
     inputs, actions = sizes(env)
@@ -117,7 +110,7 @@ def act(parameters: Any, buffer: Any, env_id: str, seed: int) -> None:
 
 @ray.remote  # type: ignore[untyped-decorator,unused-ignore]
 def learn(parameters: Any, buffer: Any, inputs: int, actions: int) -> None:
-    """Take gradient steps for ever, once there is enough to learn from."""
+    """Take gradient steps until stopped, once the buffer has enough transitions."""
     torch.set_num_threads(1)
     values, target = network(inputs, actions), network(inputs, actions)
     values.load_state_dict(ray.get(parameters.get.remote()))
@@ -141,7 +134,7 @@ def learn(parameters: Any, buffer: Any, inputs: int, actions: int) -> None:
 
 
 def main(job: dict[str, Any]) -> None:
-    """Train until the process is ended."""
+    """Train until the process is stopped."""
     ray.init(address="local", num_cpus=job["actors"] + 3, include_dashboard=False, log_to_driver=False)
     env = gymnasium.make(job["env"])
     inputs, actions = sizes(env)

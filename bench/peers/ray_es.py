@@ -1,4 +1,4 @@
-"""A plain evolution strategy in NumPy whose evaluations are tasks of Ray. Run by the peers' own Python.
+"""A plain evolution strategy in NumPy whose evaluations are Ray tasks. Run by the peers' Python.
 
     python ray_es.py '{"env": "CartPole-v1", "hidden": [], "population": 64, "episodes": 8, "tasks": 2,
                        "seed": 0}'
@@ -20,11 +20,11 @@ import numpy as np
 import ray
 
 SIGMA, LR = 0.05, 1e-12
-_envs: dict[str, Any] = {}  # of a worker's process, which Ray uses for many tasks
+_envs: dict[str, Any] = {}  # kept between tasks, because Ray runs many in one process
 
 
 def forward(layers: list[Any], x: Any) -> Any:
-    """What a network computes."""
+    """Compute the output of a network."""
     *hidden, (weights, bias) = layers
     for hidden_weights, hidden_bias in hidden:
         x = np.tanh(x @ hidden_weights + hidden_bias)
@@ -32,7 +32,7 @@ def forward(layers: list[Any], x: Any) -> Any:
 
 
 def cut(params: Any, sizes: list[int]) -> list[Any]:
-    """The layers of a network in a flat vector."""
+    """Split a flat vector into the layers of a network."""
     layers, start = [], 0
     for rows, columns in itertools.pairwise(sizes):
         middle, end = start + rows * columns, start + (rows + 1) * columns
@@ -43,7 +43,7 @@ def cut(params: Any, sizes: list[int]) -> list[Any]:
 
 @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator,unused-ignore]
 def evaluate(name: str, sizes: list[int], centre: Any, seeds: list[int], episodes: int) -> list[tuple[float, int]]:
-    """Return and length of all episodes of each policy."""
+    """Return the total reward and the number of steps of each policy's episodes."""
     if name not in _envs:
         _envs[name] = gymnasium.make(name, disable_env_checker=True)
     env, found = _envs[name], []
@@ -65,7 +65,7 @@ def evaluate(name: str, sizes: list[int], centre: Any, seeds: list[int], episode
 
 
 def main(job: dict[str, Any]) -> None:
-    """Search until the process is ended."""
+    """Search until the process is stopped."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     env: Any = gymnasium.make(job["env"])
     space = env.action_space

@@ -1,4 +1,4 @@
-"""Trains with RLlib's PPO, on its new API stack. Run by the peers' own Python.
+"""Trains with RLlib's PPO, on its new API stack. Run by the peers' Python.
 
     python rllib.py '{"env": "CartPole-v1", "runners": 2, "envs": 8, "seed": 0, "steps": 100000, "network": {...},
                       "settings": {"lr": 0.0003, ...}}'
@@ -23,10 +23,10 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 
 def main(job: dict[str, Any]) -> None:
-    """Train until the steps are done or the process is ended."""
-    # Ray's files go where this process was started: that folder goes away with it.
+    """Train for the given steps, or until the process is stopped."""
+    # Ray's files go to the current folder, which is deleted with the process.
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=str(Path.cwd()))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that Ray takes its own processes down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that Ray stops its processes
     config = (
         PPOConfig()
         .environment(job["env"])

@@ -1,4 +1,4 @@
-"""Trains with Stable-Baselines3, sb3-contrib or SBX, which share one interface. Run by the peers' own Python.
+"""Trains with Stable-Baselines3, sb3-contrib or SBX, which share one interface. Run by the peers' Python.
 
     python sb3.py '{"library": "sb3", "algo": "PPO", "env": "CartPole-v1", "envs": 8, "subprocesses": false,
                     "seed": 0, "steps": 100000, "settings": {"n_steps": 256}}'
@@ -23,7 +23,7 @@ LIBRARIES = {"sb3": "stable_baselines3", "sb3-contrib": "sb3_contrib", "sbx": "s
 
 
 class Lines(BaseCallback):  # type: ignore[misc]
-    """Prints how far training is."""
+    """Prints progress after each rollout."""
 
     def _on_step(self) -> bool:
         return True
@@ -37,7 +37,7 @@ class Lines(BaseCallback):  # type: ignore[misc]
 
 
 def value_of(setting: Any) -> Any:
-    """A setting as the library takes it: "lin_0.001" is rl-zoo's word for a value that falls to zero."""
+    """Convert a setting: in rl-zoo, "lin_0.001" is a value that falls linearly to zero."""
     if isinstance(setting, str) and setting.startswith("lin_"):
         first = float(setting.removeprefix("lin_"))
         fall: Callable[[float], float] = lambda left: left * first  # noqa: E731
@@ -46,7 +46,7 @@ def value_of(setting: Any) -> Any:
 
 
 def main(job: dict[str, Any]) -> None:
-    """Train until the steps are done or the process is ended."""
+    """Train for the given steps, or until the process is stopped."""
     algorithm = getattr(importlib.import_module(LIBRARIES[job["library"]]), job["algo"])
     kind = SubprocVecEnv if job["subprocesses"] else DummyVecEnv
     envs = make_vec_env(job["env"], n_envs=job["envs"], seed=job["seed"], vec_env_cls=kind)

@@ -11,7 +11,7 @@ from shoal.errors import UsageError
 
 
 def bench(words: list[str]) -> int:
-    """Measure Shoal next to its peers and the bare environment."""
+    """Measure Shoal compared with its peers and the bare environment."""
     checkout = Path(shoal.__file__).parents[1]
     if not (checkout / "bench" / "command.py").is_file():
         raise UsageError(

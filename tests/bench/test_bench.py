@@ -1,4 +1,4 @@
-"""`shoal bench` as a user meets it."""
+"""`shoal bench` as a command."""
 
 import re
 import signal
@@ -55,8 +55,8 @@ def test_quick_is_said_and_replaces_nothing(tmp_path: Path) -> None:
     page.write_text("# Mine\n")
     code, out, _ = shoal(*LANES, "--quick", cwd=tmp_path)
     assert code == 0
-    assert "QUICK, and therefore rough" in out
-    assert "Median of 2 interleaved rounds of 0.1 s" in out, "what is told goes before what quick means"
+    assert "QUICK, so figures are rough" in out
+    assert "Median of 2 interleaved rounds of 0.1 s" in out, "flags override the defaults of --quick"
     assert page.read_text() == "# Mine\n"
 
 
@@ -65,9 +65,9 @@ def test_quick_is_said_and_replaces_nothing(tmp_path: Path) -> None:
     [
         (["lane"], "there is no bench 'lane'.*Did you mean lanes?"),
         (["lanes", "--rounds=0", "--seconds=-1", "--env", "Nope-v0"], "rounds must be.*seconds must be.*Nope-v0"),
-        (["time", "--env", "Pendulum-v1"], "no score for Pendulum-v1; there is one for CartPole-v1, LunarLander-v3"),
+        (["time", "--env", "Pendulum-v1"], "no score for Pendulum-v1, only for CartPole-v1, LunarLander-v3"),
         (["learn", "--algo", "tpro", "--env", "Nope-v0"], "no algorithm 'tpro'.*no preset 'Nope-v0'"),
-        (["learn", "--algo", "ppo", "--svg", "c.svg"], r"svg draws one preset, and \d+ are chosen"),
+        (["learn", "--algo", "ppo", "--svg", "c.svg"], r"svg draws one preset, not \d+"),
         (["learn", "--seeds", "0"], "seeds"),
         (["lanes", "--seed", "0"], "(?i)unrecognized"),
         (["--rounds", "3"], "(?i)unrecognized"),

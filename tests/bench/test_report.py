@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bench import report
-from bench.contest import BARE, Outcome, contest_table
+from bench.contest import BARE, ContestResult, contest_table
 from bench.report import Report
 from bench.rounds import SideFailed, Spread
 from shoal.base import disk
@@ -80,7 +80,7 @@ def test_table_of_a_contest() -> None:
         {BARE: 2000.0, "Shoal": 900.0, "Peer": 300.0, "Other": SideFailed("ImportError: a | b")},
     ]
     chosen = {"Shoal": "2 lanes", "Peer": "8 in-process", "Other": "1 thread"}
-    lines = contest_table([Outcome("CartPole-v1", chosen, rounds)]).splitlines()
+    lines = contest_table([ContestResult("CartPole-v1", chosen, rounds)]).splitlines()
     cells = [[cell.strip() for cell in line.split(" | ")] for line in lines]
     assert len(lines) == 6
     assert len({len(line) for line in lines}) == 1

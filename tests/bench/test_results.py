@@ -63,7 +63,7 @@ def test_a_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     assert f"Written by `shoal bench learn {typed}`" in page
     code, out, err = shoal(*words, "--seeds=3", "--no-train", cwd=tmp_path)
     assert (code, err) == (0, "")
-    assert row in out, "a table of what is there"
+    assert row in out, "a table of earlier results"
     assert "give one with --results" in shoal("bench", "learn", "--no-train", cwd=tmp_path)[2]
 
 

@@ -37,7 +37,7 @@ def test_other_errors_are_not_taken_for_a_side_that_failed() -> None:
 
 
 def test_median_of_ratios_is_not_the_ratio_of_medians() -> None:
-    """A round in which the machine was ten times slower for everybody changes no ratio."""
+    """A round in which the machine was ten times slower for all sides changes no ratio."""
     found = rounds.measure(
         {"a": lambda n: (30.0, 3.0, 33.0)[n], "b": lambda n: (10.0, 1.0, 11.0)[n]}, 3, lambda _: None
     )

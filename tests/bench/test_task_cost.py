@@ -1,4 +1,4 @@
-"""What an engine adds to a task, as the bench asks for it: in a process of its own."""
+"""Overhead of an engine per task, measured in a separate process as the bench does."""
 
 import json
 import subprocess

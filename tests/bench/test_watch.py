@@ -12,7 +12,7 @@ from bench import ppo
 from bench.contest import Entry, contest, contest_table
 from bench.peers import REQUIREMENTS, Peers, blocks
 from bench.rounds import SideFailed
-from bench.watch import Program, rate, reach
+from bench.watch import TrainingProgram, rate, reach
 
 pytestmark = pytest.mark.processes
 
@@ -40,7 +40,7 @@ class Here(Peers):
         self.python, self.missing = Path(sys.executable), missing
 
 
-def peer(folder: Path, iterations: int = 10, fails: bool = False, hangs: bool = False) -> Program:
+def peer(folder: Path, iterations: int = 10, fails: bool = False, hangs: bool = False) -> TrainingProgram:
     script = folder / "steady.py"
     script.write_text(STEADY)
     return Here().program(str(script), {"iterations": iterations, "fails": fails, "hangs": hangs})
@@ -52,7 +52,7 @@ def test_rate_counts_whole_iterations_after_the_first(tmp_path: Path) -> None:
 
 
 def test_rate_needs_its_window(tmp_path: Path) -> None:
-    with pytest.raises(SideFailed, match="ended before it was warm and 5 s"):
+    with pytest.raises(SideFailed, match="ended before 5 s of steady training"):
         rate(peer(tmp_path), seconds=5)
 
 
@@ -69,12 +69,12 @@ def test_score_is_reached_at_the_first_line_that_has_it(tmp_path: Path) -> None:
 def test_a_process_that_fails_hangs_or_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SideFailed, match=r"^ValueError: it went wrong$"):
         rate(peer(tmp_path, iterations=1, fails=True), seconds=1)
-    with pytest.raises(SideFailed, match="nothing new in 1 s; something that is no line"):
+    with pytest.raises(SideFailed, match="no progress in 1 s; last output: something that is no line"):
         rate(peer(tmp_path, iterations=1, hangs=True), seconds=1, patience=1)
     with pytest.raises(SideFailed, match="No such file"):
-        rate(Program([str(tmp_path / "nothing")], HERE), seconds=1)
-    with pytest.raises(SideFailed, match="exit code 3, and it said nothing"):
-        rate(Program([sys.executable, "-c", "raise SystemExit(3)"], HERE), seconds=1)
+        rate(TrainingProgram([str(tmp_path / "nothing")], HERE), seconds=1)
+    with pytest.raises(SideFailed, match="exit code 3 without any output"):
+        rate(TrainingProgram([sys.executable, "-c", "raise SystemExit(3)"], HERE), seconds=1)
 
 
 def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
         "import subprocess, sys, json, time; p = subprocess.Popen(['sleep', '100']);"
         "print(json.dumps({'steps': p.pid, 'seconds': 0}), flush=True); time.sleep(100)"
     )
-    with Program([sys.executable, "-c", code], HERE).running() as lines:
+    with TrainingProgram([sys.executable, "-c", code], HERE).running() as lines:
         child = psutil.Process(next(lines).steps)
         assert child.is_running()
     assert not psutil.wait_procs([child], timeout=15)[1]
@@ -103,7 +103,7 @@ def test_peers_get_their_own_surroundings(tmp_path: Path) -> None:
         assert not Path(str(line.seconds)).exists(), "what it wrote at home is gone"
 
 
-def test_contest_of_shoal_itself_beside_peers_that_fail(tmp_path: Path) -> None:
+def test_contest_of_shoal_and_peers_that_fail(tmp_path: Path) -> None:
     """Shoal is really measured; a peer that fails and one that was not installed are reported."""
     ours = ppo._entries("CartPole-v1", Here())[0]
     entries = [ours, Entry("Broken", {"as it is": peer(tmp_path, iterations=1, fails=True)})]
