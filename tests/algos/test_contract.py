@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from shoal.algos import dqn, es, nevergrad, ppo, trpo
 from shoal.testing.algorithms import AlgorithmContract
 
 
+@pytest.mark.trains
 class TestPPO(AlgorithmContract):
     algorithm = ppo
     config = ppo.Config(
@@ -27,6 +30,7 @@ class TestPPOOnEpisodes(TestPPO):
     learner = replace(TestPPO.learner, batch="episodes")
 
 
+@pytest.mark.trains
 class TestTRPO(AlgorithmContract):
     algorithm = trpo
     config = trpo.Config(batch_steps=512, lanes=2, width=4, hidden=(16,), value_epochs=4, value_batch=64)
@@ -40,6 +44,7 @@ class TestTRPOOnEpisodes(TestTRPO):
     learner = replace(TestTRPO.learner, batch="episodes")
 
 
+@pytest.mark.trains
 class TestDQN(AlgorithmContract):
     algorithm = dqn
     config = dqn.Config(
@@ -70,6 +75,7 @@ class TestES(AlgorithmContract):
     invalid = {"sigma": 0.0, "momentum": 1.0, "population": 13, "length_factor": 0.5}
 
 
+@pytest.mark.trains
 class TestNevergrad(AlgorithmContract):
     algorithm = nevergrad
     config = nevergrad.Config(population=8, tasks=2, width=4, score_episodes=2, optimizer="DE", hidden=(3,))

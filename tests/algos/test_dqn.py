@@ -31,6 +31,8 @@ from shoal.sampling.tasks import fragment
 from tests.support.cli import shoal
 from tests.support.toys import Chain
 
+pytestmark = pytest.mark.trains
+
 xla.start(1)
 
 SMALL = dqn.Config(

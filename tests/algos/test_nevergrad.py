@@ -17,6 +17,8 @@ from shoal.errors import CheckpointFault, UsageError
 from shoal.policies.actions import Categorical
 from tests.support.policies import saved_policy
 
+pytestmark = pytest.mark.trains
+
 SMALL: Any = {"population": 8, "tasks": 2, "width": 4, "score_episodes": 2}
 
 

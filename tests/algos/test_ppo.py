@@ -22,6 +22,8 @@ from shoal.policies.policy import Policy
 from shoal.sampling.batch import minibatch_orders
 from shoal.sampling.tasks import describe
 
+pytestmark = pytest.mark.trains
+
 xla.start(1)
 
 SMALL = ppo.Config(batch_steps=256, lanes=2, width=4, hidden=(16,), epochs=3, minibatch=64)

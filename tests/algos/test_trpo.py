@@ -19,6 +19,8 @@ from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy
 from shoal.sampling.batch import minibatch_orders
 
+pytestmark = pytest.mark.trains
+
 xla.start(1)
 
 SMALL = trpo.Config(batch_steps=512, lanes=2, width=4, hidden=(16,), value_epochs=4, value_batch=64)

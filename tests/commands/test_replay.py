@@ -29,6 +29,8 @@ from shoal.sampling.scores import Scores
 from tests.support import toys
 from tests.support.lanes import WALK, head_side, policy_for
 
+pytestmark = pytest.mark.trains
+
 PPO = {"batch_steps": 64, "lanes": 2, "width": 4, "hidden": (8,), "epochs": 1, "minibatch": 32}
 TRPO = {"batch_steps": 128, "lanes": 2, "width": 4, "hidden": (8,), "value_epochs": 1}
 

@@ -23,6 +23,7 @@ def outs(distribution: Distribution, rows: int = 1, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=(rows, distribution.outputs)).astype(np.float32) * 0.7)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=ids)
 def test_fisher_is_the_hessian_of_the_divergence(distribution: Distribution) -> None:
     out = outs(distribution)[0]
