@@ -16,16 +16,16 @@ from shoal.cli.parsing import console, parse, say
 from shoal.errors import DiskFault, Stopped, UsageError
 
 if TYPE_CHECKING:
-    from shoal.commands.compare.plan import Comparison, Job
+    from shoal.commands.compare.plan import ComparedRun, Comparison
 
 
 def compare(words: list[str]) -> int:
     """Train all runs, then show what they gave."""
-    from shoal.commands.compare.plan import Comparison, plan
+    from shoal.commands.compare.plan import Comparison, plan_runs
 
     wanted = parse(Comparison, words, "compare")
     out = console()
-    jobs = plan(wanted)
+    jobs = plan_runs(wanted)
     _refuse_mpi_outside_of_a_job(wanted)
     try:
         with signals.listening():
@@ -44,10 +44,10 @@ def _refuse_mpi_outside_of_a_job(wanted: Comparison) -> None:
         raise UsageError(f"to compare on the mpi engine, start the ranks yourself: mpirun -n {ranks} shoal compare ...")
 
 
-def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
+def _run(out: Console, wanted: Comparison, jobs: list[ComparedRun]) -> int:
     from shoal import engines
     from shoal.commands.compare import findings, heads
-    from shoal.commands.compare.plan import threshold, unequal
+    from shoal.commands.compare.plan import threshold, tuning_warning
     from shoal.sampling.tasks import describe
 
     env = jobs[0].settings.env_spec
@@ -60,13 +60,13 @@ def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
             f"{len(jobs)} runs of {jobs[0].settings.steps:,} steps on {env.id}, {at_once} at once on "
             f"{engine.workers} worker(s); in {wanted.folder}",
         )
-        if warning := unequal(jobs):
+        if warning := tuning_warning(jobs):
             say(out, warning)
         with _Watcher(out, len(jobs), sum(job.finished for job in jobs)) as watcher:
-            failures = heads.learn(jobs, engine, at_once, watcher)
+            failures = heads.train_all(jobs, engine, at_once, watcher)
         seconds = time.monotonic() - begun
         busy = engine.telemetry().busy_seconds / (seconds * engine.workers)
-        found = [findings.look(job, engine, wanted.episodes) for job in jobs if job not in failures]
+        found = [findings.assess(job, engine, wanted.episodes) for job in jobs if job not in failures]
     if not found:
         say(out, "All runs failed. Mend what is said above, then type the same command again")
         return 1
@@ -105,8 +105,8 @@ class _Watcher:
     def __init__(self, out: Console, count: int, done: int) -> None:
         self._out, self._count, self._done = out, count, done
         self._lock = threading.Lock()
-        self._begun: dict[Job, float] = {}
-        self._tasks: dict[Job, TaskID] = {}
+        self._begun: dict[ComparedRun, float] = {}
+        self._tasks: dict[ComparedRun, TaskID] = {}
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -125,22 +125,22 @@ class _Watcher:
     def __exit__(self, *_: Any) -> None:
         self._progress.stop()
 
-    def began(self, job: Job) -> None:
+    def began(self, job: ComparedRun) -> None:
         """Show it."""
         with self._lock:
             self._begun[job] = time.monotonic()
             self._tasks[job] = self._progress.add_task(str(job), total=job.settings.steps, numbers="starting")
 
-    def progress(self, job: Job, steps: int, score: float | None) -> None:
+    def progress(self, job: ComparedRun, steps: int, score: float | None) -> None:
         """Redraw its line."""
         numbers = f"{steps:,} steps" + ("" if score is None else f", return {score:.1f}")
         self._progress.update(self._tasks[job], completed=steps, numbers=numbers)
 
-    def said(self, job: Job, text: str) -> None:
+    def said(self, job: ComparedRun, text: str) -> None:
         """Print it."""
         say(self._out, f"{job}: {text}")
 
-    def ended(self, job: Job, failure: str) -> None:
+    def ended(self, job: ComparedRun, failure: str) -> None:
         """Print how."""
         with self._lock:
             self._done += not failure

@@ -15,10 +15,10 @@ class DoctorArgs:
 def doctor(words: list[str]) -> int:
     """Say what works here."""
     parse(DoctorArgs, words, "doctor")
-    from shoal.commands.doctor import examine
+    from shoal.commands.doctor import run_checks
 
     out = console()
-    checks = examine()
+    checks = run_checks()
     width = max(len(check.what) for check in checks)
     for check in checks:
         say(out, f"{'ok' if check.works else '--'}  {check.what:{width}}  {check.detail}")

@@ -41,11 +41,11 @@ class EvaluateArgs:
 def evaluate(words: list[str]) -> int:
     """Play episodes."""
     wanted = parse(EvaluateArgs, words, "evaluate")
-    from shoal.commands.evaluate import evaluate as play
+    from shoal.commands.evaluate import evaluate_run
 
     out = console()
     begun = time.monotonic()
-    scores = play(
+    scores = evaluate_run(
         wanted.run, Path(wanted.runs), count=wanted.episodes, seed=wanted.seed, sample=wanted.sample,
         engine=wanted.engine, workers=wanted.workers,
     )  # fmt: skip

@@ -72,7 +72,7 @@ def say(out: Console, text: str) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def table(out: Console, rows: Sequence[Sequence[str]]) -> None:
+def print_table(out: Console, rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns; the first one is the header."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import tyro
 from rich.console import Console
 
-from shoal.cli.parsing import console, parse, say, table
+from shoal.cli.parsing import console, parse, print_table, say
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from shoal.commands.replay import Again, Episode
+    from shoal.commands.replay import RecordedEpisode, RelearnedIteration
     from shoal.runs.folder import RunDir
 
 
@@ -56,12 +56,12 @@ def replay(words: list[str]) -> int:
         problems.append("--at says where --pdb stops: give both")
     try:
         run = RunDir.find(Path(wanted.runs), wanted.run)
-        problems += replaying.problems(run, wanted.iteration, wanted.episode)
+        problems += replaying.replay_problems(run, wanted.iteration, wanted.episode)
     except UsageError as error:
         problems += error.problems
     if problems:
         raise UsageError(problems)
-    again = replaying.learn_again(run, wanted.iteration, wanted.episode, lambda text: say(out, text))
+    again = replaying.relearn(run, wanted.iteration, wanted.episode, lambda text: say(out, text))
     if again.difference:
         say(out, f"DIFFERENT: {again.difference}. Likely causes: other versions than the run's, if warned of above, or")
         say(out, f"an environment that breaks the rules; to check it, type: {replaying.check_command(again.env)}")
@@ -72,7 +72,7 @@ def replay(words: list[str]) -> int:
     return _play(out, wanted, run, again, again.episodes[wanted.episode])
 
 
-def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: Episode) -> int:
+def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: RelearnedIteration, episode: RecordedEpisode) -> int:
     from shoal.commands import replay as replaying
     from shoal.runs.hints import program, runs_flag
 
@@ -86,12 +86,12 @@ def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: 
             raise UsageError(f"there is no step {wanted.at} to stop before: use --at 0 to {episode.length - 1}")
         say(out, f"Stopping before step {wanted.at}: see env, action, observation; s steps into it, c goes on")
     try:
-        played = replaying.play(episode, again.env, wanted.at if wanted.pdb else None)
+        played = replaying.replay_episode(episode, again.env, wanted.at if wanted.pdb else None)
     except BdbQuit:
         say(out, "You left the debugger before the end, so nothing was compared")
         return 1
     if wanted.save is not None and played.answers:
-        replaying.save(played, wanted.save)
+        replaying.save_episode(played, wanted.save)
         say(out, f"Saved: {wanted.save}")
     if played.difference:
         at = f"step {played.step}" if played.step >= 0 else "the reset"
@@ -117,9 +117,9 @@ def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: 
     return 0
 
 
-def _list_episodes(out: Console, again: Again) -> None:
+def _list_episodes(out: Console, again: RelearnedIteration) -> None:
     rows = [["episode", "lane", "slot", "of slot", "reset seed", "length", "return", "end"]]
     for number, found in enumerate(again.episodes):
         place = [number, found.lane, found.slot, found.number, found.seed, found.length]
         rows.append([*map(str, place), f"{found.total:.6g}", found.end])
-    table(out, rows)
+    print_table(out, rows)

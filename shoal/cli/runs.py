@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.parsing import console, parse, say, table
+from shoal.cli.parsing import console, parse, print_table, say
 from shoal.errors import CheckpointFault
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def list_runs(words: list[str]) -> int:
         ["run", "algorithm", "environment", "seed", "iteration", "steps", "return", "state"],
         *map(_row, found),
     ]
-    table(out, rows)
+    print_table(out, rows)
     return 0
 
 

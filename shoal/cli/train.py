@@ -34,7 +34,7 @@ def train(words: list[str]) -> int:
         created, _ = run.create(spec)
         code = UsageError.exit_code
         try:
-            code = mpirun.launch(created, settings.workers, settings.restarts)
+            code = mpirun.train_under_mpirun(created, settings.workers, settings.restarts)
         finally:
             if code == UsageError.exit_code:  # here (no mpirun) or in the head: the name of a run that cannot begin
                 created.discard()  # must not be taken
@@ -91,7 +91,7 @@ def resume(words: list[str]) -> int:
         from shoal.commands import mpirun
 
         goal = [f"--{key}={changes[key]}" for key in ("steps", "iterations") if changes.get(key)]
-        return mpirun.launch(found, settings.workers, settings.restarts, goal)
+        return mpirun.train_under_mpirun(found, settings.workers, settings.restarts, goal)
     return _watch(out, lambda: run.resume(wanted.run, Path(wanted.runs), changes, console=out))
 
 

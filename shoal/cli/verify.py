@@ -32,12 +32,12 @@ def verify(words: list[str]) -> int:
 
     out = console()
     chosen = verification.parse_engines(parsed.extra.engines)
-    todo = verification.ways(chosen, parsed.extra.kill_workers, parsed.extra.kill_head)
+    todo = verification.run_variants(chosen, parsed.extra.kill_workers, parsed.extra.kill_head)
     settings = parsed.settings
     if settings.iterations is None:
         settings = dataclasses.replace(settings, iterations=5, steps=10**12)
 
-    def report(outcome: verification.Outcome) -> None:
+    def report(outcome: verification.VariantResult) -> None:
         last = outcome.lines[-1]
         lost = f", {outcome.lost_workers} workers lost" if outcome.lost_workers else ""
         say(
@@ -50,7 +50,7 @@ def verify(words: list[str]) -> int:
         out,
         f"{name} {settings.env}, seed {settings.seed}, {settings.iterations} iterations in {len(todo)} ways",
     )
-    difference = verification.verify(RunSpec(name, settings, parsed.config), todo, report)
+    difference = verification.first_difference(RunSpec(name, settings, parsed.config), todo, report)
     if difference:
         say(out, f"DIFFERENT: {difference}")
         return 1

@@ -22,7 +22,7 @@ LANES, WIDTH = 8, 8  # part of the result, as everywhere
 
 
 @dataclass(frozen=True)
-class Scores:
+class Evaluation:
     """Return and length of each episode, in order."""
 
     returns: np.ndarray
@@ -31,10 +31,10 @@ class Scores:
     """As which native vector environment it was learned in, if it was. It is played in Gymnasium's own in any case."""
 
 
-def evaluate(
+def evaluate_run(
     run: str, root: Path, *, count: int = 100, seed: int = 0, sample: bool = False, engine: str = "processes",
     workers: int | None = None,
-) -> Scores:  # fmt: skip
+) -> Evaluation:  # fmt: skip
     """Play `count` episodes with the newest policy of a run, or with a policy file."""
     problems = engines.engine_problems(engine, workers)
     if count < 1:
@@ -45,10 +45,10 @@ def evaluate(
         raise UsageError(problems)
     saved = SavedPolicy.load(policy_file(run, root))
     with engines.make(engine, workers) as pool:
-        return play(pool, saved, count, seed, sample)
+        return evaluate_policy(pool, saved, count, seed, sample)
 
 
-def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: bool = False) -> Scores:
+def evaluate_policy(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: bool = False) -> Evaluation:
     """Play `count` episodes with a policy on an engine."""
     spec = EnvSpec(**saved.env)
     env = replace(spec, vector=None).to_record()
@@ -61,7 +61,7 @@ def play(engine: Engine, saved: SavedPolicy, count: int, seed: int = 0, sample: 
         budget: Budget = {"episodes": count // LANES + (lane < count % LANES)}
         futures.append(engine.submit(episodes, address, saved.policy.to_record(), weights, budget, not sample))
     records = [future.result() for future in futures]
-    return Scores(
+    return Evaluation(
         np.concatenate([record["returns"] for record in records]),
         np.concatenate([record["lengths"] for record in records]),
         spec.vector,

@@ -24,7 +24,7 @@ from shoal.spmd.launching import mpirun
 log = logging.getLogger("shoal.mpirun")
 
 
-def launch(run: RunDir, workers: int | None, restarts: int, goal: Sequence[str] = ()) -> int:
+def train_under_mpirun(run: RunDir, workers: int | None, restarts: int, goal: Sequence[str] = ()) -> int:
     """Train a run to its end under mpirun; the exit code is that of its head."""
     command = mpirun(1 + (workers or available_cores()))
     command += shoal_command("resume", str(run.path.resolve()), "--engine", "mpi", *goal)

@@ -45,7 +45,7 @@ log = logging.getLogger("shoal.replay")
 
 
 @dataclass(frozen=True)
-class Episode:
+class RecordedEpisode:
     """An episode that ended in some iteration, as its lane recorded it.
 
     n steps, of which the last m were recorded; m < n if it began before the checkpoint that learning started from.
@@ -119,12 +119,12 @@ class _Told(Future[Any]):
         return value
 
 
-class Recorder(SerialEngine):
+class RecordingEngine(SerialEngine):
     """The serial engine, keeping the episodes that end in lane tasks: as results are taken, then in order of end."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended: list[Episode] = []
+        self.ended: list[RecordedEpisode] = []
         self._running: dict[tuple[str, int], list[_Pieces]] = {}  # purpose and lane -> slots
 
     def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
@@ -153,7 +153,7 @@ class Recorder(SerialEngine):
             begun[slot] = time + 1
             number = int(record["episodes"][index])
             self.ended.append(
-                Episode(
+                RecordedEpisode(
                     lane=address["lane"],
                     slot=slot,
                     number=number,
@@ -173,17 +173,17 @@ class Recorder(SerialEngine):
 
 
 @dataclass(frozen=True)
-class Again:
+class RelearnedIteration:
     """An iteration of a run that was learned again."""
 
     env: EnvSpec
-    episodes: list[Episode]
+    episodes: list[RecordedEpisode]
     """Those that ended in it, in lane order, then in order of end."""
     difference: str
     """Empty if every digest on the way was that of the run; else the first that was not, in words."""
 
 
-def problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
+def replay_problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
     """What the metrics of a run say against replaying an episode of it, before anything is learned again."""
     record = folder.record()
     if make_config(record["algo"], record["config"]).samples == "scores":
@@ -217,7 +217,7 @@ def _no_episode(iteration: int, number: int | None, count: int, counts: dict[int
     return []
 
 
-def learn_again(folder: RunDir, iteration: int, number: int | None, announce: Callable[[str], None]) -> Again:
+def relearn(folder: RunDir, iteration: int, number: int | None, announce: Callable[[str], None]) -> RelearnedIteration:
     """Learn an iteration again, from the newest checkpoint before it, for one of its episodes or for all of them."""
     lines = {line["iteration"]: line for line in folder.metrics()}
     record, spec = run.recorded(folder, {})
@@ -227,15 +227,15 @@ def learn_again(folder: RunDir, iteration: int, number: int | None, announce: Ca
     xla.start(settings.learner_threads or 1)
     which = f"iterations {first + 1} to {iteration}" if first + 1 < iteration else f"iteration {iteration}"
     announce(f"Learning {which} again, from {f'the checkpoint of {first}' if first else 'the start'}")
-    with Recorder() as engine:
+    with RecordingEngine() as engine:
         for reached, step in _steps(record, spec, engine, checkpoint):
             difference = _difference(lines.get(reached), step)
             if difference:
-                return Again(settings.env_spec, [], f"iteration {reached} {difference}")
+                return RelearnedIteration(settings.env_spec, [], f"iteration {reached} {difference}")
             if reached == iteration:
                 if missing := _no_episode(iteration, number, len(engine.ended), {}):  # metrics may not count them
                     raise UsageError(missing)
-                return Again(settings.env_spec, engine.ended, "")
+                return RelearnedIteration(settings.env_spec, engine.ended, "")
             engine.ended.clear()
     raise AssertionError("algorithms learn for ever")
 
@@ -248,7 +248,9 @@ def _checkpoint(folder: RunDir, iteration: int) -> Checkpoint:
         return Checkpoint(0, None)
 
 
-def _steps(record: RunRecord, spec: RunSpec, engine: Recorder, checkpoint: Checkpoint) -> Iterator[tuple[int, Step]]:
+def _steps(
+    record: RunRecord, spec: RunSpec, engine: RecordingEngine, checkpoint: Checkpoint
+) -> Iterator[tuple[int, Step]]:
     """Learn every iteration after a checkpoint; where the run was resumed with a new goal, so is this."""
     ends, first, settings = spec.schedule_ends(record), checkpoint.iteration, spec.settings
     end = ends[max(after for after in ends if after <= first)]
@@ -273,7 +275,7 @@ def _difference(line: MetricsRow | None, step: Step) -> str:
 
 
 @dataclass(frozen=True)
-class Played:
+class ReplayedEpisode:
     """An episode that was played alone."""
 
     actions: list[Any]
@@ -285,7 +287,7 @@ class Played:
     """What differs there, in words; empty if nothing does."""
 
 
-def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
+def replay_episode(episode: RecordedEpisode, env: EnvSpec, break_at: int | None = None) -> ReplayedEpisode:
     """Play an episode alone, in a new environment, and compare it with what its lane recorded, bit for bit.
 
     With `break_at` a debugger stops before that step, and where the environment raises.
@@ -318,10 +320,10 @@ def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
             difference = f"it raised {type(error).__name__} alone and not in the lane\n\n{trace}"
     finally:
         fresh.close()
-    return Played(episode.actions, answers, step, difference)
+    return ReplayedEpisode(episode.actions, answers, step, difference)
 
 
-def _unlike(episode: Episode, count: int, answer: Answer, total: float) -> str:
+def _unlike(episode: RecordedEpisode, count: int, answer: Answer, total: float) -> str:
     """How an answer after `count` steps is unlike the lane's, or nothing."""
     recorded = count - episode.unseen
     ended, should_end = answer.terminated or answer.truncated, count == episode.length
@@ -379,7 +381,7 @@ def save_problems(path: Path) -> list[str]:
     return problems
 
 
-def save(played: Played, path: Path) -> None:
+def save_episode(played: ReplayedEpisode, path: Path) -> None:
     """Write one row per step: what was acted on, the action, and what came of it."""
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")

@@ -34,7 +34,7 @@ _DEADLINE = 600.0  # seconds for a head that is to be killed to get that far
 
 
 @dataclass(frozen=True)
-class Way:
+class RunVariant:
     """One way to run the same settings."""
 
     engine: str
@@ -53,10 +53,10 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VariantResult:
     """What one way gave: the lines of its metrics file, and how many workers it lost."""
 
-    way: Way
+    way: RunVariant
     lines: list[MetricsRow]
     lost_workers: int
     seconds: float
@@ -79,18 +79,18 @@ def parse_engines(text: str) -> list[tuple[str, int | None]]:
     return found
 
 
-def ways(chosen: Sequence[tuple[str, int | None]], kill_workers: bool, kill_head: bool) -> list[Way]:
+def run_variants(chosen: Sequence[tuple[str, int | None]], kill_workers: bool, kill_head: bool) -> list[RunVariant]:
     """Every engine plainly, then with faults where it can have them."""
-    plain = [Way(name, workers) for name, workers in chosen]
-    killed = [Way(name, workers, "kill-workers") for name, workers in chosen if name != "serial"]
+    plain = [RunVariant(name, workers) for name, workers in chosen]
+    killed = [RunVariant(name, workers, "kill-workers") for name, workers in chosen if name != "serial"]
     following = [*chosen[1:], chosen[0]]
-    resumed = [Way(*first, "kill-head", then) for first, then in zip(chosen, following, strict=True)]
+    resumed = [RunVariant(*first, "kill-head", then) for first, then in zip(chosen, following, strict=True)]
     return plain + killed * kill_workers + resumed * kill_head
 
 
-def verify(spec: RunSpec, todo: Sequence[Way], report: Callable[[Outcome], None]) -> str:
+def first_difference(spec: RunSpec, todo: Sequence[RunVariant], report: Callable[[VariantResult], None]) -> str:
     """Run every way; an empty string if all digests are equal, or the first difference in words."""
-    reference: Outcome | None = None
+    reference: VariantResult | None = None
     spec = replace(spec, config=located(spec.config, Path(spec.settings.runs)))
     # Between runs too: a signal takes the folder along, and heads and servers that were started.
     with signals.listening(), tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder:
@@ -106,7 +106,7 @@ def verify(spec: RunSpec, todo: Sequence[Way], report: Callable[[Outcome], None]
                 own = replace(own, engine=_address(way.engine, rig))
                 lost = _runner(way)(replace(spec, settings=own), way, rig)
             lines = RunDir(Path(folder) / name).metrics()
-            outcome = Outcome(way, lines, lost, time.monotonic() - begun)
+            outcome = VariantResult(way, lines, lost, time.monotonic() - begun)
             report(outcome)
             if reference is None:
                 reference = outcome
@@ -115,14 +115,14 @@ def verify(spec: RunSpec, todo: Sequence[Way], report: Callable[[Outcome], None]
     return ""
 
 
-def _runner(way: Way) -> Callable[[RunSpec, Way, RedisRig | None], int]:
+def _runner(way: RunVariant) -> Callable[[RunSpec, RunVariant, RedisRig | None], int]:
     if way.then is not None:
         return _with_killed_head
     return _under_mpirun if way.engine == "mpi" else _in_this_process
 
 
 @contextlib.contextmanager
-def _rig(way: Way, env: str) -> Iterator[RedisRig | None]:
+def _rig(way: RunVariant, env: str) -> Iterator[RedisRig | None]:
     """A Redis server and workers of its own, for a way that needs them."""
     if "redis" not in (way.engine, way.then and way.then[0]):
         yield None
@@ -140,7 +140,7 @@ def _address(engine: str, rig: RedisRig | None) -> str:
     return rig.address if engine == "redis" and rig is not None else engine
 
 
-def _in_this_process(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
+def _in_this_process(spec: RunSpec, way: RunVariant, rig: RedisRig | None) -> int:
     quiet = Console(quiet=True)
     options = {"lease": redis_faults.LEASE} if rig is not None and way.fault else {}
     with contextlib.ExitStack() as stack:
@@ -184,7 +184,7 @@ def _kill_one(engine: Engine, tasks_before: int) -> None:
         os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
 
 
-def _under_mpirun(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
+def _under_mpirun(spec: RunSpec, way: RunVariant, rig: RedisRig | None) -> int:
     """Train in a job of its own; with the fault, kill its last rank half-way and see it start again."""
     folder = RunDir(Path(spec.settings.runs) / str(spec.settings.name))
     with _training(spec) as head:
@@ -195,7 +195,7 @@ def _under_mpirun(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
     return 1 if way.fault else 0
 
 
-def _with_killed_head(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
+def _with_killed_head(spec: RunSpec, way: RunVariant, rig: RedisRig | None) -> int:
     """Train in a process of its own, kill it without warning in the middle, and resume here."""
     folder = RunDir(Path(spec.settings.runs) / str(spec.settings.name))
     with _training(spec) as head:
@@ -291,7 +291,7 @@ def flags(settings: Any) -> list[str]:
     return words
 
 
-def _difference(reference: Outcome, other: Outcome) -> str:
+def _difference(reference: VariantResult, other: VariantResult) -> str:
     """The first iteration and part whose digest differs, with both values."""
     for line, theirs in zip(reference.lines, other.lines, strict=False):
         if line["digest"] != theirs["digest"]:

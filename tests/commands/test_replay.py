@@ -55,10 +55,10 @@ def resumed(folder: RunDir, iterations: int | None = None) -> None:
         run.resume("mine", folder.path.parent, goal, engine=engine, console=Console(quiet=True))
 
 
-def again(folder: RunDir, iteration: int) -> tuple[replay.Again, str]:
+def again(folder: RunDir, iteration: int) -> tuple[replay.RelearnedIteration, str]:
     """The iteration learned again, and from where."""
     said: list[str] = []
-    found = replay.learn_again(folder, iteration, None, said.append)
+    found = replay.relearn(folder, iteration, None, said.append)
     (line,) = said
     return found, line
 
@@ -92,7 +92,7 @@ ODD = {"env_kwargs": json.dumps({"observation": "dict", "action": "from one"}), 
 def test_every_episode_of_a_run_is_equal(algo: str, config: Any, settings: Any, tmp_path: Path) -> None:
     folder = trained(tmp_path, algo, config, **settings)
     before = contents(folder)
-    found: list[replay.Episode] = []
+    found: list[replay.RecordedEpisode] = []
     unseen = []
     starts = []
     for iteration in range(1, 5):
@@ -100,7 +100,7 @@ def test_every_episode_of_a_run_is_equal(algo: str, config: Any, settings: Any, 
         assert there.difference == ""
         starts.append(said)
         for episode in there.episodes:
-            assert replay.play(episode, there.env).difference == ""
+            assert replay.replay_episode(episode, there.env).difference == ""
         found += there.episodes
         unseen.append(max(episode.unseen for episode in there.episodes))
     assert starts == [
@@ -136,7 +136,7 @@ def test_a_run_that_was_resumed_with_another_goal(tmp_path: Path) -> None:
     assert (said, there.difference) == ("Learning iterations 1 to 4 again, from the start", "")
     assert max(episode.length for episode in there.episodes) > 8, "one spans fragments"
     assert all(episode.unseen == 0 for episode in there.episodes), "also not the part before the resume"
-    assert not [e for e in there.episodes if replay.play(e, there.env).difference]
+    assert not [e for e in there.episodes if replay.replay_episode(e, there.env).difference]
 
     record = folder.record()
     folder.write_record(record | {"schedule_ends": {"0": 256}})
@@ -197,7 +197,7 @@ def test_recorder_follows_lanes_that_move() -> None:
     found = []
     for forget in (False, True):
         tasks.held.clear()
-        with replay.Recorder() as engine:
+        with replay.RecordingEngine() as engine:
             side = head_side(engine, WALK)
             for _ in range(6):
                 side.fragments(engine.share(weights), 5)
@@ -215,7 +215,7 @@ def test_recorder_counts_results_when_they_are_taken() -> None:
     """An algorithm may submit the next iteration's tasks before it yields this one."""
     policy, weights = policy_for(WALK)
     place = {"seed": 5, "purpose": "episode", "width": 4, "env": WALK.to_record()}
-    with replay.Recorder() as engine:
+    with replay.RecordingEngine() as engine:
         first, second = (
             engine.submit(tasks.episodes, place | {"lane": lane}, policy.to_record(), weights, {"episodes": 3})
             for lane in (0, 1)
@@ -232,11 +232,11 @@ def test_recorder_counts_results_when_they_are_taken() -> None:
 
 
 @pytest.fixture(scope="module")
-def episode() -> replay.Episode:
+def episode() -> replay.RecordedEpisode:
     """Ten steps and more, of which the first three were not seen."""
     policy, weights = policy_for(WALK)
     place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": WALK.to_record()}
-    with replay.Recorder() as engine:
+    with replay.RecordingEngine() as engine:
         engine.submit(tasks.episodes, place, policy.to_record(), weights, {"episodes": 20}).result()
         whole = next(e for e in engine.ended if e.length >= 10 and e.terminated)
     return dataclasses.replace(whole, observations=whole.observations[3:], rewards=whole.rewards[3:])
@@ -248,9 +248,9 @@ def changed(array: np.ndarray, at: Any) -> np.ndarray:
     return copy
 
 
-def test_one_bit_is_noticed_and_named(episode: replay.Episode) -> None:
+def test_one_bit_is_noticed_and_named(episode: replay.RecordedEpisode) -> None:
     def verdict(**changes: Any) -> tuple[int, str]:
-        played = replay.play(dataclasses.replace(episode, **changes), WALK)
+        played = replay.replay_episode(dataclasses.replace(episode, **changes), WALK)
         return played.step, played.difference
 
     last = episode.length - 1
@@ -294,11 +294,11 @@ def test_an_environment_that_differs_alone(how: str, message: str, monkeypatch: 
     )  # one to look at its spaces, and the lane's four
     policy, weights = policy_for(env)
     place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": env.to_record()}
-    with replay.Recorder() as engine:
+    with replay.RecordingEngine() as engine:
         engine.submit(tasks.episodes, place, policy.to_record(), weights, {"episodes": 4}).result()
         episode = max(engine.ended, key=lambda episode: episode.length)
     assert episode.length > 3
-    played = replay.play(episode, env)
+    played = replay.replay_episode(episode, env)
     assert played.step == (episode.length - 1 if how == "goes on" else 2)
     assert re.fullmatch(message, played.difference)
     assert replay.check_command(env).startswith('shoal check-env tests.support.toys:Crowded-v0 --env-kwargs \'{"how": ')
@@ -448,9 +448,9 @@ def test_mistakes(shared_run: RunDir, tmp_path: Path) -> None:
         assert "Traceback" not in err
         assert ("Learning" in out) == ("--pdb" in words), "most are found before anything is learned again"
     for iteration, number, message in ((0, None, "no iteration 0"), (5, 0, "no iteration 5"), (3, -1, "no episode -1")):
-        (problem,) = replay.problems(shared_run, iteration, number)
+        (problem,) = replay.replay_problems(shared_run, iteration, number)
         assert message in problem
-    assert replay.problems(shared_run, 3, count - 1) == []
+    assert replay.replay_problems(shared_run, 3, count - 1) == []
 
 
 def test_an_iteration_without_an_ended_episode(copy: RunDir, tmp_path: Path) -> None:
@@ -459,11 +459,11 @@ def test_an_iteration_without_an_ended_episode(copy: RunDir, tmp_path: Path) -> 
         line["rollout/episodes"] = total
     copy.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     hint = ". The nearest iterations with one: 2, 4"
-    assert replay.problems(copy, 1, None) == [f"no episode ended in iteration 1{hint}"]
-    assert replay.problems(copy, 3, 0) == [f"no episode ended in iteration 3{hint}"]
-    assert replay.problems(copy, 2, 2) == replay.problems(copy, 2, None) == []
+    assert replay.replay_problems(copy, 1, None) == [f"no episode ended in iteration 1{hint}"]
+    assert replay.replay_problems(copy, 3, 0) == [f"no episode ended in iteration 3{hint}"]
+    assert replay.replay_problems(copy, 2, 2) == replay.replay_problems(copy, 2, None) == []
     copy.metrics_file.write_text("")
-    assert replay.problems(copy, 1, None) == ["the run mine has no iteration 1: it has none yet"]
+    assert replay.replay_problems(copy, 1, None) == ["the run mine has no iteration 1: it has none yet"]
 
     quick = PPO | {"batch_steps": 8}  # one step of each slot: nothing ends in the first iteration, or counts as ended
     short = trained(tmp_path / "short", "ppo", quick | {"minibatch": 8}, "tests.support.toys:Identity-v0", iterations=1)

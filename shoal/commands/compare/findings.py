@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.commands import evaluate
-from shoal.commands.compare.plan import Job
+from shoal.commands.compare.plan import ComparedRun
 from shoal.engines.base import Engine
 from shoal.policies.policy import SavedPolicy
 from shoal.reports import curves
@@ -29,7 +29,7 @@ own, of the last ones of its own."""
 class Finding:
     """What one run gave."""
 
-    job: Job
+    job: ComparedRun
     score: float
     """Mean return of greedy episodes with the final policy."""
     curve: np.ndarray
@@ -55,14 +55,14 @@ class Finding:
         return float(self.curve[reached[0], 0]) if len(reached) else None
 
 
-def look(job: Job, engine: Engine, episodes: int) -> Finding:
+def assess(job: ComparedRun, engine: Engine, episodes: int) -> Finding:
     """What a finished run gave."""
-    scores = evaluate.play(engine, SavedPolicy.load(job.run.policy_file), episodes)
+    scores = evaluate.evaluate_policy(engine, SavedPolicy.load(job.run.policy_file), episodes)
     own = job.config.score_episodes
-    return Finding(job, float(scores.returns.mean()), curve(job.run.metrics(), own))
+    return Finding(job, float(scores.returns.mean()), learning_curve(job.run.metrics(), own))
 
 
-def curve(lines: Sequence[MetricsRow], own: int) -> np.ndarray:
+def learning_curve(lines: Sequence[MetricsRow], own: int) -> np.ndarray:
     """Steps, seconds and return (points, 3) of a run, from the lines of its metrics.
 
     `own` is how many episodes of its own policy an algorithm that tries others around it plays in each iteration.

@@ -46,7 +46,7 @@ class _Progress:
         """Nothing is kept."""
 
 
-def learn(job: dict[str, Any], engine: EngineProxy) -> None:
+def train_run(job: dict[str, Any], engine: EngineProxy) -> None:
     """Begin a run, or go on with it, up to its goal."""
     settings = Settings(**job["settings"])
     found = RunDir(Path(settings.runs) / str(settings.name))
@@ -70,7 +70,7 @@ def main() -> None:
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         with EngineProxy(connection, job["workers"]) as engine:
-            learn(job, engine)
+            train_run(job, engine)
     except Stopped as stop:
         sys.exit(128 + stop.number)
     except ShoalError as error:

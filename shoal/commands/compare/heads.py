@@ -19,29 +19,31 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from shoal.base.host import WORKER_ENVIRONMENT, module_command, python_path
-from shoal.commands.compare.plan import Job
+from shoal.commands.compare.plan import ComparedRun
 from shoal.engines.base import Engine
 from shoal.engines.proxy import EngineServer
 from shoal.errors import Stopped
 
 
-class Watcher(Protocol):
+class ComparisonListener(Protocol):
     """Told what happens to the runs, by several threads."""
 
-    def began(self, job: Job) -> None:
+    def began(self, job: ComparedRun) -> None:
         """A run begins, or goes on."""
 
-    def progress(self, job: Job, steps: int, score: float | None) -> None:
+    def progress(self, job: ComparedRun, steps: int, score: float | None) -> None:
         """How far a run is, and its mean return."""
 
-    def said(self, job: Job, text: str) -> None:
+    def said(self, job: ComparedRun, text: str) -> None:
         """Something about a run that a person should read."""
 
-    def ended(self, job: Job, failure: str) -> None:
+    def ended(self, job: ComparedRun, failure: str) -> None:
         """A run has reached its goal, or failed."""
 
 
-def learn(jobs: Sequence[Job], engine: Engine, at_once: int, watcher: Watcher) -> dict[Job, str]:
+def train_all(
+    jobs: Sequence[ComparedRun], engine: Engine, at_once: int, watcher: ComparisonListener
+) -> dict[ComparedRun, str]:
     """Bring all runs to their goals, so many at once. What failed, and why; `Stopped` once all have saved."""
     heads = _Heads(engine, watcher)
     with ThreadPoolExecutor(at_once, thread_name_prefix="shoal-head") as pool:
@@ -57,13 +59,13 @@ def learn(jobs: Sequence[Job], engine: Engine, at_once: int, watcher: Watcher) -
 
 
 class _Heads:
-    def __init__(self, engine: Engine, watcher: Watcher) -> None:
+    def __init__(self, engine: Engine, watcher: ComparisonListener) -> None:
         self._engine, self._watcher = engine, watcher
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[str]] = set()
         self._stopping = False
 
-    def learn(self, job: Job) -> str:
+    def learn(self, job: ComparedRun) -> str:
         """Bring one run to its goal. Empty, or why it failed."""
         if job.finished:
             return ""
@@ -89,11 +91,11 @@ class _Heads:
             self._watcher.ended(job, failure)
         return failure
 
-    def _read(self, job: Job, process: subprocess.Popen[str]) -> list[str]:
+    def _read(self, job: ComparedRun, process: subprocess.Popen[str]) -> list[str]:
         """Pass on how far a head is, until it ends. What else it said, for people."""
         said: list[str] = []
         for line in process.stdout or ():
-            known = progress(line)
+            known = parse_progress(line)
             if known is not None:
                 self._watcher.progress(job, *known)
             elif line.strip():
@@ -113,7 +115,7 @@ class _Heads:
                 process.send_signal(signal.SIGTERM)
 
 
-def _start(job: Job, theirs: socket.socket, workers: int) -> subprocess.Popen[str]:
+def _start(job: ComparedRun, theirs: socket.socket, workers: int) -> subprocess.Popen[str]:
     description: dict[str, Any] = {
         "algo": job.algo,
         "settings": asdict(job.settings),
@@ -142,7 +144,7 @@ def _end(code: int) -> str:
     )
 
 
-def progress(line: str) -> tuple[int, float | None] | None:
+def parse_progress(line: str) -> tuple[int, float | None] | None:
     """Steps and return, if that is what a head says; optimizers print lines of their own."""
     try:
         known = json.loads(line)

@@ -104,7 +104,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Job:
+class ComparedRun:
     """One run of a comparison."""
 
     label: str
@@ -142,7 +142,7 @@ class _Entrant:
     config: Any
 
 
-def plan(wanted: Comparison) -> list[Job]:
+def plan_runs(wanted: Comparison) -> list[ComparedRun]:
     """The runs, in the order in which they begin: the first seed of all, then the second. All mistakes at once."""
     problems = wanted.problems()
     names = _names(wanted, problems)
@@ -168,7 +168,7 @@ def plan(wanted: Comparison) -> list[Job]:
                 **task, **own, steps=wanted.steps or most, seed=seed, engine=wanted.engine, workers=wanted.workers,
                 runs=str(wanted.folder), name=f"{entrant.label.replace(':', '-')}-seed{seed}",
             )  # fmt: skip
-            jobs.append(Job(entrant.label, entrant.algo, settings, entrant.config, bool(entrant.preset)))
+            jobs.append(ComparedRun(entrant.label, entrant.algo, settings, entrant.config, bool(entrant.preset)))
     for job in jobs:
         problems += [problem for problem in job.settings.problems() if problem not in problems]
     if not problems:
@@ -178,7 +178,7 @@ def plan(wanted: Comparison) -> list[Job]:
     return jobs
 
 
-def unequal(jobs: Sequence[Job]) -> str:
+def tuning_warning(jobs: Sequence[ComparedRun]) -> str:
     """A warning where some have a preset for the task and others do not."""
     without = dict.fromkeys(job.label for job in jobs if not job.preset)
     if not without or len(without) == len({job.label for job in jobs}):
@@ -291,7 +291,7 @@ def _value(text: str, kind: Any) -> Any:
     return msgspec.convert(text, kind, strict=False)
 
 
-def _other_settings(jobs: Sequence[Job]) -> list[str]:
+def _other_settings(jobs: Sequence[ComparedRun]) -> list[str]:
     """Which runs are there already, and were made with settings that give another result."""
     found: dict[str, list[str]] = {}
     for job in jobs:
@@ -304,7 +304,7 @@ def _other_settings(jobs: Sequence[Job]) -> list[str]:
     ]
 
 
-def _difference(job: Job) -> str:
+def _difference(job: ComparedRun) -> str:
     record = job.run.record()
     then = {"algorithm": record["algo"]} | {key: record["settings"].get(key) for key in _RESULT} | record["config"]
     now = {"algorithm": job.algo} | {key: getattr(job.settings, key) for key in _RESULT}
