@@ -192,7 +192,7 @@ def test_the_learner_has_the_threads_of_the_run(copy: RunDir) -> None:
 # The engine that records -----------------------------------------------------------------------------------------
 
 
-def test_recorder_follows_lanes_that_move() -> None:
+def test_recording_engine_follows_lanes_that_move() -> None:
     _, weights = policy_for(WALK)
     found = []
     for forget in (False, True):
@@ -211,7 +211,7 @@ def test_recorder_follows_lanes_that_move() -> None:
         assert one.unseen == 0
 
 
-def test_recorder_counts_results_when_they_are_taken() -> None:
+def test_recording_engine_counts_results_when_they_are_taken() -> None:
     """An algorithm may submit the next iteration's tasks before it yields this one."""
     policy, weights = policy_for(WALK)
     place = {"seed": 5, "purpose": "episode", "width": 4, "env": WALK.to_record()}
@@ -337,7 +337,7 @@ def test_list_play_and_save_while_the_run_is_held(shared_run: RunDir, tmp_path: 
     assert out.splitlines()[0] == "Learning iteration 3 again, from the checkpoint of 2"
     assert f"slot {wanted.slot}, episode {wanted.number} of the slot, reset seed {wanted.seed}" in out
     assert f"Equal: {wanted.length} steps, return {wanted.total}, {wanted.end}" in out
-    assert f"Of its first {wanted.unseen} steps, before that checkpoint, only the actions are known" in out
+    assert f"Only the actions of its first {wanted.unseen} steps, before that checkpoint, are known" in out
 
     with table.open(newline="") as file:
         rows = list(csv.reader(file))
@@ -402,7 +402,7 @@ def test_environments_that_break_the_rules(tmp_path: Path) -> None:
     code, out, err = shoal(*words, cwd=tmp_path)
     assert (code, err) == (1, "")
     assert re.search(r"DIFFERENT: iteration 1 has the digest \w+ now and \w+ in the run; what differs: .*value", out)
-    assert "type: shoal check-env tests.support.toys:Careless-v0" in out
+    assert "run: shoal check-env tests.support.toys:Careless-v0" in out
     assert not (tmp_path / "episode.csv").exists()
 
     shutil.rmtree(tmp_path / "runs")
@@ -411,8 +411,8 @@ def test_environments_that_break_the_rules(tmp_path: Path) -> None:
     code, out, err = shoal(*words, cwd=tmp_path)
     assert (code, err) == (1, "")
     assert re.search(r"DIFFERENT from the reset on: observation\[0\] is \S+ alone and \S+ in the lane \(3 of 3", out)
-    assert "type: shoal check-env tests.support.toys:Sticky-v0" in out
-    assert "type: shoal replay mine --iteration 1 --episode 7 --pdb --at 0" in out
+    assert "run: shoal check-env tests.support.toys:Sticky-v0" in out
+    assert "run: shoal replay mine --iteration 1 --episode 7 --pdb --at 0" in out
     assert (tmp_path / "episode.csv").exists(), "the episode as it was alone"
 
 
@@ -427,10 +427,13 @@ def test_mistakes(shared_run: RunDir, tmp_path: Path) -> None:
     count = len(again(shared_run, 3)[0].episodes)
     mine = str(shared_run.path)
     for words, messages in (
-        (["none", "--iteration=1", "--at=3"], ["there is no run 'none' in runs", "--at says where --pdb stops"]),
+        (
+            ["none", "--iteration=1", "--at=3"],
+            ["there is no run 'none' in runs", "--at sets the step before which --pdb stops"],
+        ),
         (
             [mine, "--iteration=9", "--save=there.csv"],
-            ["for one episode: choose it", "there.csv is there already", "no iteration 9: it has 1 to 4"],
+            ["for one episode: choose it", "there.csv exists already", "no iteration 9: it has 1 to 4"],
         ),
         (
             [mine, "--iteration=3", f"--episode={count}", "--save=no/a.txt"],
@@ -440,7 +443,7 @@ def test_mistakes(shared_run: RunDir, tmp_path: Path) -> None:
                 f"no episode {count}: {count} ended in it, 0 to {count - 1}",
             ],
         ),
-        ([mine, "--iteration=3", "--episode=0", "--pdb", "--at=99"], ["no step 99 to stop before: use --at 0 to"]),
+        ([mine, "--iteration=3", "--episode=0", "--pdb", "--at=99"], ["the episode has no step 99: use --at 0 to"]),
     ):
         code, out, err = shoal("replay", *words, cwd=tmp_path)
         assert code == 2
