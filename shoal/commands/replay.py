@@ -201,7 +201,7 @@ def replay_problems(folder: RunDir, iteration: int, number: int | None) -> list[
             f"To evaluate its policy, run: shoal evaluate {folder.name}"
         ]
     if vector := record["settings"].get("vector"):
-        return [f"episodes of --vector {vector} have no seeds of their own, so none can be replayed alone"]
+        return [f"episodes of --vector {vector} are not seeded one by one, so none can be replayed alone"]
     totals = {row["iteration"]: row.get("rollout/episodes") for row in folder.metrics()}
     if iteration not in totals:
         there = f"it has {min(totals)} to {max(totals)}" if totals else "it has none yet"

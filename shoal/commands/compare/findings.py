@@ -55,7 +55,7 @@ class Finding:
         return float(self.curve[reached[0], 0]) if len(reached) else None
 
 
-def assess(run: ComparedRun, engine: Engine, episodes: int) -> Finding:
+def assess_run(run: ComparedRun, engine: Engine, episodes: int) -> Finding:
     """Score the final policy of a run, and read its learning curve."""
     evaluation = evaluate_policy(engine, SavedPolicy.load(run.folder.policy_file), episodes)
     curve = learning_curve(run.folder.metrics(), run.spec.config.score_episodes)

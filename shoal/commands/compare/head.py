@@ -25,7 +25,7 @@ from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, make_config
 
 if TYPE_CHECKING:
-    from shoal.commands.compare.heads import HeadRecord
+    from shoal.commands.compare.heads import ComparedRunRecord
 
 _EVERY = 0.5  # seconds between lines of progress
 
@@ -49,7 +49,7 @@ class _Progress:
         """Do nothing: no file is open."""
 
 
-def train_run(record: HeadRecord, engine: EngineProxy) -> None:
+def train_run(record: ComparedRunRecord, engine: EngineProxy) -> None:
     """Start or resume a run and train it to its goal."""
     settings = Settings(**record["settings"])
     found = RunDir(Path(settings.runs) / str(settings.name))
@@ -63,13 +63,13 @@ def train_run(record: HeadRecord, engine: EngineProxy) -> None:
 
 
 def main() -> None:
-    """Train the run of a `HeadRecord`. Arguments: the number of the inherited socket, and the record as JSON.
+    """Train the run of a `ComparedRunRecord`. Arguments: the number of the inherited socket, and the record as JSON.
 
     When the owner dies, the socket closes, which ends the run like any error of an engine: it is saved.
     """
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    record: HeadRecord = json.loads(sys.argv[2])
+    record: ComparedRunRecord = json.loads(sys.argv[2])
     sys.path[:] = record["path"]
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:

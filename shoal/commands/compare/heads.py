@@ -25,7 +25,7 @@ from shoal.engines.proxy import EngineServer
 from shoal.errors import Stopped
 
 
-class HeadRecord(TypedDict):
+class ComparedRunRecord(TypedDict):
     """What a head is started with, as JSON."""
 
     algo: str
@@ -136,7 +136,7 @@ class _Heads:
 
 
 def _start(run: ComparedRun, theirs: socket.socket, workers: int) -> subprocess.Popen[str]:
-    record: HeadRecord = {
+    record: ComparedRunRecord = {
         "algo": run.spec.algo,
         "settings": asdict(run.spec.settings),
         "config": asdict(run.spec.config),

@@ -55,7 +55,7 @@ def train_and_score(
         failures = heads.train_all(planned, engine, at_once, listener)
         seconds = time.monotonic() - begun
         busy = engine.telemetry().busy_seconds / (seconds * engine.workers)
-        found = [findings.assess(run, engine, wanted.episodes) for run in planned if run not in failures]
+        found = [findings.assess_run(run, engine, wanted.episodes) for run in planned if run not in failures]
         return ComparisonResult(found, failures, engine.workers, at_once, seconds, busy)
     raise AssertionError("unreachable")
 
