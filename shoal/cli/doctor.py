@@ -9,11 +9,11 @@ from shoal.cli.parsing import console, parse, say
 
 @dataclass(frozen=True)
 class DoctorArgs:
-    """Try every engine and optional package on this machine, and say what to install for those that do not work."""
+    """Try every engine and optional package on this machine, and print what to install for those that do not work."""
 
 
 def doctor(words: list[str]) -> int:
-    """Say what works here."""
+    """Print what works on this machine."""
     parse(DoctorArgs, words, "doctor")
     from shoal.commands.doctor import run_checks
 

@@ -1,4 +1,4 @@
-"""Which parts work on this machine, and what to install for the others. Every line is tried, not looked up."""
+"""Try every engine and optional package on this machine, and report what to install for those that do not work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DoctorCheck:
 
 
 def run_checks() -> list[DoctorCheck]:
-    """Try everything."""
+    """Run all checks."""
     system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {available_cores()} cores"
     versions = ", ".join(f"{k} {v}" for k, v in fingerprint().items() if k not in ("python", "code", "canary", "shoal"))
     checks = [DoctorCheck("Shoal", True, f"{__version__} on {system}"), DoctorCheck("numerics", True, f"{versions}")]
@@ -63,13 +63,13 @@ def _engine(name: str) -> DoctorCheck:
                 True,
                 f"{engine.workers} worker(s) in {seconds:.2f} s, canary {', '.join(answers)}",
             )
-    except Exception as error:  # whatever is wrong is what the report is for
+    except Exception as error:  # the report shows any error
         return DoctorCheck(f"engine {name}", False, str(error))
 
 
 @contextlib.contextmanager
 def _place(name: str) -> Iterator[tuple[str, int | None]]:
-    """Where an engine's workers are, and how many; for Redis a server and a worker of its own."""
+    """Yield the address of an engine and its number of workers; for Redis, of a temporary server with one worker."""
     if name != "redis":
         yield name, None
         return
@@ -80,7 +80,7 @@ def _place(name: str) -> Iterator[tuple[str, int | None]]:
 
 
 def _mpi() -> DoctorCheck:
-    """Ranks cannot be had from inside of this process, so a job of two is started."""
+    """Start a job of two ranks: this process cannot become a rank."""
     imports = "import shoal; from shoal.sampling.tasks import canary"
     script = f"{imports}\nwith shoal.engine('mpi') as engine: print(engine.map(canary, [0])[0])"
     begun = time.perf_counter()
@@ -114,5 +114,5 @@ def _extra(what: str, module: str, command: str) -> DoctorCheck:
     try:
         importlib.import_module(module)
     except ImportError:
-        return DoctorCheck(what, False, f"not installed; type: {command}")
+        return DoctorCheck(what, False, f"not installed; run: {command}")
     return DoctorCheck(what, True, "installed")

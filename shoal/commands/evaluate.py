@@ -1,4 +1,4 @@
-"""How good is a saved policy? Whole episodes with the likeliest actions, on any engine."""
+"""Evaluate a saved policy: play whole episodes, greedily or with sampled actions, on any engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.runs.folder import policy_file
 from shoal.sampling.address import LaneAddress
 from shoal.sampling.tasks import Budget, Spaces, describe, episodes
 
-LANES, WIDTH = 8, 8  # part of the result, as everywhere
+LANES, WIDTH = 8, 8  # results depend on both
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Evaluation:
     returns: np.ndarray
     lengths: np.ndarray
     vector: str | None
-    """As which native vector environment it was learned in, if it was. It is played in Gymnasium's own in any case."""
+    """The native vector environment that the policy was trained in, if any; evaluation always uses Gymnasium's."""
 
 
 def evaluate_run(
@@ -53,7 +53,7 @@ def evaluate_policy(engine: Engine, saved: SavedPolicy, count: int, seed: int = 
     spec = EnvSpec(**saved.env)
     env = replace(spec, vector=None).to_record()
     if spec.vector:
-        _refuse_others(engine.submit(describe, env).result(), saved)
+        _refuse_other_spaces(engine.submit(describe, env).result(), saved)
     weights = engine.share(saved.weights)
     futures = []
     for lane in range(min(LANES, count)):
@@ -68,14 +68,14 @@ def evaluate_policy(engine: Engine, saved: SavedPolicy, count: int, seed: int = 
     )
 
 
-def _refuse_others(spaces: Spaces, saved: SavedPolicy) -> None:
-    """A native vector environment may see and do other things than the one that it is played in."""
+def _refuse_other_spaces(spaces: Spaces, saved: SavedPolicy) -> None:
+    """Refuse a policy whose vector environment has other spaces than Gymnasium's environment."""
     policy, env = saved.policy, saved.env
     here, there = (spaces["shape"], spaces["dtype"]), (list(policy.observation_shape), policy.observation_dtype)
     shape = actions.from_record(spaces["distribution"]).action_shape
     if here != there or shape != policy.distribution.action_shape:
         raise UsageError(
-            f"the policy was learned in {env['id']} of {env['vector']}, with observations {there[0]} {there[1]} and "
-            f"actions {policy.distribution.action_shape}. It cannot be played in Gymnasium's, where they are {here[0]} "
-            f"{here[1]} and {shape}; its training return is all there is"
+            f"the policy was trained in {env['id']} of {env['vector']}, with observations {there[0]} {there[1]} and "
+            f"actions {policy.distribution.action_shape}. It cannot be evaluated in Gymnasium's, where they are "
+            f"{here[0]} {here[1]} and {shape}: only its training return is known"
         )
