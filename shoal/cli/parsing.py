@@ -57,7 +57,6 @@ def parse(kind: type[T], words: list[str], command: str, description: str | None
             default=tyro.MISSING_NONPROP if default is None else default,
             config=(tyro.conf.OmitArgPrefixes,),
         )
-    raise AssertionError("unreachable")
 
 
 def _refuse_repeated(kind: type[Any], words: list[str]) -> None:

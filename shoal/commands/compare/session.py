@@ -57,7 +57,6 @@ def train_and_score(
         busy = engine.telemetry().busy_seconds / (seconds * engine.workers)
         found = [findings.assess_run(run, engine, wanted.episodes) for run in planned if run not in failures]
         return ComparisonResult(found, failures, engine.workers, at_once, seconds, busy)
-    raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
