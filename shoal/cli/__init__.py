@@ -1,4 +1,4 @@
-"""The `shoal` command: subcommands only. What they do lives in the modules that they call."""
+"""The `shoal` command: finds the subcommand and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 from shoal.base.host import BLAS_THREADS
 
-# One BLAS thread also in this process, before anything loads NumPy: the serial engine runs lanes here. `up` computes
-# nothing, and what it starts is not its own.
+# One BLAS thread, set before anything loads NumPy: the serial engine runs lanes in this process. `up` computes nothing,
+# and the command that it starts may use more threads.
 if sys.argv[1:2] != ["up"]:
     os.environ |= dict.fromkeys(BLAS_THREADS, "1")
 
@@ -23,28 +23,28 @@ from shoal import __version__
 from shoal.errors import ShoalError, Stopped, UsageError, problem_list
 
 USAGE = """\
-shoal: reinforcement learning on any number of workers, with the same result
+shoal: distributed reinforcement learning, with the same result on any number of workers
 
-  shoal train trpo CartPole-v1                     learn, on all cores
-  shoal train trpo --help                          every setting of an algorithm
-  shoal resume trpo-CartPole-v1-0001               go on with a run
-  shoal evaluate trpo-CartPole-v1-0001             play episodes with its policy
+  shoal train trpo CartPole-v1                     train an agent, on all cores
+  shoal train trpo --help                          list all settings of an algorithm
+  shoal resume trpo-CartPole-v1-0001               continue a run
+  shoal evaluate trpo-CartPole-v1-0001             evaluate the policy of a run
   shoal replay trpo-CartPole-v1-0001 --iteration 9 --episode 0
-                                                   play one episode of it again, alone
-  shoal compare CartPole-v1 --algos ppo trpo dqn   several algorithms and seeds: a table and a picture
+                                                   play one episode of a run again, and check it
+  shoal compare CartPole-v1 --algos ppo trpo dqn   compare algorithms over several seeds: a table and a plot
   shoal runs                                       list runs
-  shoal presets                                    settings for known environments
-  shoal optimizers                                 those of Nevergrad, by family
-  shoal check-env CartPole-v1                      does an environment keep the rules?
+  shoal presets                                    list tuned settings for known environments
+  shoal optimizers                                 list Nevergrad's optimizers by family
+  shoal check-env CartPole-v1                      check that an environment is deterministic, and its speed
   shoal verify trpo CartPole-v1 --engines serial,processes:1,processes:3
                                                    check that results are equal, bit for bit
-  shoal worker --redis redis://HOST:PORT           work for runs on other machines
-  shoal redis start                                a server where they meet
-  shoal doctor                                     what works on this machine
-  mpirun -n 4 shoal up -- COMMAND                  run a command on a Ray cluster inside of an allocation
-  shoal bench --quick                              how fast it is, beside others
+  shoal worker --redis redis://HOST:PORT           offer this machine's cores to runs on other machines
+  shoal redis start                                start a Redis server for them
+  shoal doctor                                     check what works on this machine
+  mpirun -n 4 shoal up -- COMMAND                  run a command on a Ray cluster inside an allocation
+  shoal bench --quick                              measure speed next to other libraries
 
-Each command has --help. Exit codes: 0 done, 1 failed or different, 2 your settings or environment, 130/143 stopped.
+Each command has --help. Exit codes: 0 done; 1 failed or different; 2 wrong settings or environment; 130, 143 stopped.
 """
 
 COMMANDS = {
@@ -64,14 +64,14 @@ COMMANDS = {
     "worker": "worker:worker",
     "redis": "redis:redis",
 }
-"""Name of each command, and the module of this package and the function that run it."""
+"""Name of each command -> module of this package, and its function."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # also into a file or a pipe: long commands are watched there
+        sys.stdout.reconfigure(line_buffering=True)  # for files and pipes, too: users watch long commands there
     # The working directory is searched for the module in `module:Env-v0`; last, so that it shadows nothing.
     sys.path.append(str(Path.cwd()))
     _serve_if_rank(words)
@@ -87,13 +87,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has had enough
+    except BrokenPipeError:  # the reader of the output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
 
 def _serve_if_rank(words: list[str]) -> None:
-    """Under mpirun the first rank runs the command. The others work for it, and are let go when it ends."""
+    """Serve as a worker, if this is a rank other than 0 under mpirun, until rank 0 ends; rank 0 runs the command."""
     if words[:1] not in (["train"], ["resume"], ["evaluate"], ["compare"]):
         return
     from shoal.spmd.launching import launched_rank
@@ -124,7 +124,7 @@ def _dispatch(words: list[str]) -> int:
     if command is None:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise UsageError(f"there is no command {words[0]!r}.{hint} To see them all, type: shoal --help")
+        raise UsageError(f"there is no command {words[0]!r}.{hint} To list all commands, run: shoal --help")
     module, _, function = command.partition(":")
     run: Callable[[list[str]], int] = getattr(importlib.import_module(f"shoal.cli.{module}"), function)
     return run(words[1:])

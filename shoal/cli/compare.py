@@ -2,111 +2,67 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from shoal.base import disk, signals
+from shoal.base import signals
 from shoal.cli.parsing import console, parse, say
-from shoal.errors import DiskFault, Stopped, UsageError
+from shoal.errors import Stopped
 
 if TYPE_CHECKING:
-    from shoal.commands.compare.plan import Comparison, Job
+    from shoal.commands.compare.plan import ComparedRun, Comparison
 
 
 def compare(words: list[str]) -> int:
-    """Train all runs, then show what they gave."""
-    from shoal.commands.compare.plan import Comparison, plan
+    """Train all runs and print their results; the exit code is 1 if a run failed."""
+    from shoal.commands.compare import session
+    from shoal.commands.compare.plan import Comparison, plan_runs
 
     wanted = parse(Comparison, words, "compare")
     out = console()
-    jobs = plan(wanted)
-    _refuse_mpi_outside_of_a_job(wanted)
+    planned = plan_runs(wanted)
+    session.refuse_mpi_outside_a_job(wanted)
     try:
         with signals.listening():
-            return _run(out, wanted, jobs)
+            return _compare(out, wanted, planned)
     except Stopped as stop:
-        say(out, f"{stop}: all runs are saved in {wanted.folder}. To go on with them, type the same command again")
+        say(out, f"{stop}: all runs are saved in {wanted.folder}. To continue them, run the same command again")
         return 128 + stop.number
 
 
-def _refuse_mpi_outside_of_a_job(wanted: Comparison) -> None:
-    from shoal.spmd.launching import launched_rank
+def _compare(out: Console, wanted: Comparison, planned: list[ComparedRun]) -> int:
+    from shoal.commands.compare import session
 
-    here = launched_rank(os.environ)
-    if wanted.engine == "mpi" and (here is None or here.size == 1):
-        ranks = 3 if wanted.workers is None else wanted.workers + 1
-        raise UsageError(f"to compare on the mpi engine, start the ranks yourself: mpirun -n {ranks} shoal compare ...")
-
-
-def _run(out: Console, wanted: Comparison, jobs: list[Job]) -> int:
-    from shoal import engines
-    from shoal.commands.compare import findings, heads
-    from shoal.commands.compare.plan import threshold, unequal
-    from shoal.sampling.tasks import describe
-
-    env = jobs[0].settings.env_spec
-    begun = time.monotonic()
-    with engines.make(wanted.engine, wanted.workers) as engine:
-        engine.submit(describe, env.to_record()).result()  # an environment that cannot be made is said once, and now
-        at_once = wanted.lines(engine.workers, len(jobs))
-        say(
-            out,
-            f"{len(jobs)} runs of {jobs[0].settings.steps:,} steps on {env.id}, {at_once} at once on "
-            f"{engine.workers} worker(s); in {wanted.folder}",
-        )
-        if warning := unequal(jobs):
-            say(out, warning)
-        with _Watcher(out, len(jobs), sum(job.finished for job in jobs)) as watcher:
-            failures = heads.learn(jobs, engine, at_once, watcher)
-        seconds = time.monotonic() - begun
-        busy = engine.telemetry().busy_seconds / (seconds * engine.workers)
-        found = [findings.look(job, engine, wanted.episodes) for job in jobs if job not in failures]
-    if not found:
-        say(out, "All runs failed. Mend what is said above, then type the same command again")
+    with _ProgressPrinter(out, wanted, planned) as printer:
+        result = session.train_and_score(wanted, planned, printer)
+    if not result.findings:
+        say(out, "All runs failed. Fix the errors above and run the same command again")
         return 1
-    text = findings.tabulate(found, threshold(wanted, env))
-    note = (
-        f"Score: mean return of {wanted.episodes} greedy episodes after training, mean over seeds. Along the way: mean "
-        f"return of the last {findings.EPISODES} episodes (of the policy itself, where others are tried around it), by "
-        f"steps. Seconds are those of one run, with {at_once} at once on {engine.workers} "
-        f"worker(s) and one machine; for times of a run alone use --at-once 1."
-    )
-    say(out, f"\n{text}\n\n{note}\n")
-    title = f"{env.id}: mean and range over {wanted.seeds} seeds" if wanted.seeds > 1 else env.id
-    files = {"table.md": f"# {env.id}\n\n{text}\n\n{note}\n\n![Learning curves](curves.svg)\n"}
-    if any(len(finding.known) for finding in found):
-        files["curves.svg"] = findings.picture(title, found)
-    _write(wanted.folder, files)
-    say(out, f"Saved:   {', '.join(str(wanted.folder / name) for name in files)}")
-    say(out, f"Time:    {seconds:.1f} s for {len(jobs)} runs; workers were busy {busy:.0%} of it")
+    report = session.make_report(wanted, result)
+    say(out, f"\n{report.table}\n\n{report.note}\n")
+    report.write()
+    say(out, f"Saved:   {', '.join(map(str, report.files))}")
+    say(out, f"Time:    {result.seconds:.1f} s for {len(planned)} runs; workers were busy {result.busy:.0%} of it")
     say(out, f"Runs:    shoal runs --runs {wanted.folder}")
-    if failures:
-        say(out, f"Failed:  {', '.join(map(str, failures))}. Type the same command again to try them again")
-    return 1 if failures else 0
+    if result.failures:
+        failed = ", ".join(map(str, result.failures))
+        say(out, f"Failed:  {failed}. To try them again, run the same command again")
+    return 1 if result.failures else 0
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
-    for name, content in files.items():
-        try:
-            disk.write_file(folder / name, content.encode())
-        except OSError as error:
-            raise DiskFault(f"{folder / name} could not be written: {error.strerror}. The table is above") from None
+class _ProgressPrinter:
+    """Shows a live line for each run on a terminal, and prints a line when a run ends."""
 
-
-class _Watcher:
-    """A live line for each run on a terminal, and a plain line when one ends."""
-
-    def __init__(self, out: Console, count: int, done: int) -> None:
-        self._out, self._count, self._done = out, count, done
+    def __init__(self, out: Console, wanted: Comparison, planned: list[ComparedRun]) -> None:
+        self._out, self._wanted, self._planned = out, wanted, planned
+        self._done = sum(run.finished for run in planned)
         self._lock = threading.Lock()
-        self._begun: dict[Job, float] = {}
-        self._tasks: dict[Job, TaskID] = {}
+        self._begun: dict[ComparedRun, float] = {}
+        self._tasks: dict[ComparedRun, TaskID] = {}
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -116,44 +72,52 @@ class _Watcher:
             transient=True,
         )
 
-    def __enter__(self) -> _Watcher:
-        self._progress.start()
-        if self._done:
-            say(self._out, f"{self._done} of {self._count} are done already")
+    def __enter__(self) -> _ProgressPrinter:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def began(self, job: Job) -> None:
-        """Show it."""
+    def started(self, at_once: int, workers: int) -> None:
+        from shoal.commands.compare.plan import tuning_warning
+
+        settings = self._planned[0].spec.settings
+        say(
+            self._out,
+            f"{len(self._planned)} runs of {settings.steps:,} steps on {settings.env}, {at_once} at once on {workers} "
+            f"worker(s); in {self._wanted.folder}",
+        )
+        if warning := tuning_warning(self._planned):
+            say(self._out, warning)
+        self._progress.start()
+        if self._done:
+            say(self._out, f"{self._done} of {len(self._planned)} are done already")
+
+    def began(self, run: ComparedRun) -> None:
         with self._lock:
-            self._begun[job] = time.monotonic()
-            self._tasks[job] = self._progress.add_task(str(job), total=job.settings.steps, numbers="starting")
+            self._begun[run] = time.monotonic()
+            self._tasks[run] = self._progress.add_task(str(run), total=run.spec.settings.steps, numbers="starting")
 
-    def progress(self, job: Job, steps: int, score: float | None) -> None:
-        """Redraw its line."""
+    def progress(self, run: ComparedRun, steps: int, score: float | None) -> None:
         numbers = f"{steps:,} steps" + ("" if score is None else f", return {score:.1f}")
-        self._progress.update(self._tasks[job], completed=steps, numbers=numbers)
+        self._progress.update(self._tasks[run], completed=steps, numbers=numbers)
 
-    def said(self, job: Job, text: str) -> None:
-        """Print it."""
-        say(self._out, f"{job}: {text}")
+    def printed(self, run: ComparedRun, text: str) -> None:
+        say(self._out, f"{run}: {text}")
 
-    def ended(self, job: Job, failure: str) -> None:
-        """Print how."""
+    def ended(self, run: ComparedRun, failure: str) -> None:
         with self._lock:
             self._done += not failure
-            self._progress.remove_task(self._tasks.pop(job))
-            seconds = time.monotonic() - self._begun[job]
+            self._progress.remove_task(self._tasks.pop(run))
+            seconds = time.monotonic() - self._begun[run]
             if failure:
-                say(self._out, f"{job} failed after {seconds:.1f} s: {failure}")
+                say(self._out, f"{run} failed after {seconds:.1f} s: {failure}")
                 return
-            last = job.run.metrics()[-1]
+            last = run.folder.metrics()[-1]
             score = last.get("rollout/ep_rew_mean")
             say(
                 self._out,
-                f"{job}: {last['time/total_timesteps']:,} steps in {seconds:.1f} s"
+                f"{run}: {last['time/total_timesteps']:,} steps in {seconds:.1f} s"
                 + ("" if score is None else f", return {score:.1f}")
-                + f"; digest {last['digest']} ({self._done} of {self._count})",
+                + f"; digest {last['digest']} ({self._done} of {len(self._planned)})",
             )

@@ -9,16 +9,16 @@ from shoal.cli.parsing import console, parse, say
 
 @dataclass(frozen=True)
 class DoctorArgs:
-    """Try every engine and optional package on this machine, and say what to install for those that do not work."""
+    """Try every engine and optional package on this machine, and print what to install for those that do not work."""
 
 
 def doctor(words: list[str]) -> int:
-    """Say what works here."""
+    """Print what works on this machine."""
     parse(DoctorArgs, words, "doctor")
-    from shoal.commands.doctor import examine
+    from shoal.commands.doctor import run_checks
 
     out = console()
-    checks = examine()
+    checks = run_checks()
     width = max(len(check.what) for check in checks)
     for check in checks:
         say(out, f"{'ok' if check.works else '--'}  {check.what:{width}}  {check.detail}")

@@ -6,14 +6,10 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tyro
 
 from shoal.cli.parsing import console, parse, say
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -23,39 +19,39 @@ class EvaluateArgs:
     run: tyro.conf.Positional[str]
     """Name of the run, path of its folder, or a .safetensors file."""
     episodes: int = 100
-    """How many episodes."""
+    """Number of episodes."""
     seed: int = 0
-    """Which episodes."""
+    """Seed of the episodes."""
     sample: bool = False
-    """Draw actions as in training, instead of taking the likeliest."""
+    """Sample actions as in training, instead of taking the most likely ones."""
     engine: str = "processes"
-    """Who runs the environments."""
+    """What runs the environments: serial, processes, mpi, ray or redis. Does not change the result."""
     workers: int | None = None
-    """How many workers."""
+    """Number of workers (default: one per core). Does not change the result."""
     runs: str = "runs"
     """Folder of all runs."""
     json: bool = False
-    """Print one line of JSON."""
+    """Print the result as one line of JSON."""
 
 
 def evaluate(words: list[str]) -> int:
-    """Play episodes."""
+    """Play episodes and print their mean return."""
     wanted = parse(EvaluateArgs, words, "evaluate")
-    from shoal.commands.evaluate import evaluate as play
+    from shoal.commands.evaluate import evaluate_run
 
     out = console()
     begun = time.monotonic()
-    scores = play(
+    found = evaluate_run(
         wanted.run, Path(wanted.runs), count=wanted.episodes, seed=wanted.seed, sample=wanted.sample,
         engine=wanted.engine, workers=wanted.workers,
     )  # fmt: skip
     summary = {
-        "episodes": len(scores.returns),
-        "mean": float(scores.returns.mean()),
-        "std": float(scores.returns.std()),
-        "min": float(scores.returns.min()),
-        "max": float(scores.returns.max()),
-        "mean_length": float(scores.lengths.mean()),
+        "episodes": len(found.returns),
+        "mean": float(found.returns.mean()),
+        "std": float(found.returns.std()),
+        "min": float(found.returns.min()),
+        "max": float(found.returns.max()),
+        "mean_length": float(found.lengths.mean()),
     }
     if wanted.json:
         print(json.dumps(summary))
@@ -66,6 +62,6 @@ def evaluate(words: list[str]) -> int:
         f"{summary['std']:.1f} (from {summary['min']:.1f} to {summary['max']:.1f}), "
         f"length {summary['mean_length']:.0f}",
     )
-    if scores.vector:
-        say(out, f"It was learned in the environment of --vector {scores.vector}; this was Gymnasium's own")
+    if found.vector:
+        say(out, f"The policy was trained with --vector {found.vector}; these episodes ran in Gymnasium's environment")
     return 0

@@ -15,11 +15,11 @@ class OptimizersArgs:
     """List Nevergrad's optimizers by family, for `shoal train nevergrad --optimizer NAME`."""
 
     family: tyro.conf.Positional[str | None] = None
-    """Name every optimizer of this family."""
+    """List every optimizer of this family (default: some of each)."""
 
 
 def list_optimizers(words: list[str]) -> int:
-    """List optimizers."""
+    """List the optimizers of a family, or of all families in brief."""
     wanted = parse(OptimizersArgs, words, "optimizers")
     from shoal.algos.nevergrad import families, family, registry
 

@@ -1,4 +1,4 @@
-"""Words of a command line to settings, and lines to the console."""
+"""Parse a command line into settings, and print to the console."""
 
 from __future__ import annotations
 
@@ -9,34 +9,60 @@ import sys
 import typing
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import tyro
 from rich.console import Console
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from shoal.errors import UsageError
 from shoal.runs import presets
 
+if TYPE_CHECKING:
+    from shoal.algos.base import AlgorithmConfig
+    from shoal.runs.spec import RunSpec
+
 T = TypeVar("T")
+
+NO_PRESET = "--no-preset"
+N_ENVS = "--n-envs"
+
+
+class Alias(NamedTuple):
+    """A flag under which other libraries know a setting."""
+
+    setting: str
+    """Algorithms without this setting do not have the alias."""
+    meaning: str
+
+
+ALIASES = {
+    "--learning-rate": Alias("lr", "--learning-rate X is --lr X"),
+    N_ENVS: Alias("width", f"{N_ENVS} N is --width W with lanes x W = N"),
+}
+
+
+# Any command -----------------------------------------------------------------------------------------------------
 
 
 def parse(kind: type[T], words: list[str], command: str, description: str | None = None, default: T | None = None) -> T:
-    """Settings of one command from its words; tyro says what is wrong with them and exits with 2."""
+    """Parse the arguments of a command into a dataclass. On a mistake tyro prints what is wrong and exits with 2."""
     _refuse_repeated(kind, words)
-    return tyro.cli(
-        kind,
-        args=words,
-        prog=f"shoal {command}",
-        description=description,
-        default=tyro.MISSING_NONPROP if default is None else default,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    with _one_default_each():
+        return tyro.cli(
+            kind,
+            args=words,
+            prog=f"shoal {command}",
+            description=description,
+            default=tyro.MISSING_NONPROP if default is None else default,
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
 
 
 def _refuse_repeated(kind: type[Any], words: list[str]) -> None:
-    """The last of two equal flags counts, as everywhere; but where a flag takes several values, both were meant."""
-    flags = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
-    again = [flag for flag in _of_several_values(kind) if flags[flag] > 1]
+    """Refuse a repeated flag that takes several values: tyro would silently keep only the last values."""
+    flags = Counter(_flag(word) for word in words)
+    again = [flag for flag in _flags_of_several_values(kind) if flags[flag] > 1]
     if again:
         raise UsageError(
             f"given more than once, of which only the last would count: {', '.join(again)}. All values follow one "
@@ -44,45 +70,66 @@ def _refuse_repeated(kind: type[Any], words: list[str]) -> None:
         )
 
 
-def _of_several_values(kind: type[Any]) -> Iterator[str]:
+def _flags_of_several_values(kind: type[Any]) -> Iterator[str]:
     for name, hint in typing.get_type_hints(kind).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from _of_several_values(hint)
+            yield from _flags_of_several_values(hint)
         elif typing.get_origin(hint) is tuple:
             yield f"--{name.replace('_', '-')}"
 
 
-def console() -> Console:
-    """The console, with Shoal's log lines going through it so that they do not tear a live line."""
-    out = Console()
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            say(out, f"{record.levelname.lower()}: {record.getMessage()}")
-
-    logger = logging.getLogger("shoal")
-    logger.handlers = [Handler()]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    return out
+def _flag(word: str) -> str:
+    """Return the flag that a word gives, with dashes as tyro spells it; empty for a value."""
+    return word.partition("=")[0].replace("_", "-") if word.startswith("--") else ""
 
 
-def say(out: Console, text: str) -> None:
-    """Print as it is: no markup, no colours of rich's choosing, no wrapping that would break a command to copy."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+def _one_default_each() -> ConstructorRegistry:
+    """Make a registry that hides tyro's "(default: None)" where the help text itself names the default."""
+    registry = ConstructorRegistry()
+    asking = False
+
+    def hide(field: StructFieldSpec) -> StructFieldSpec:
+        text = field.helptext() if callable(field.helptext) else field.helptext
+        if field.default or "default:" not in (text or "").lower():
+            return field
+        hidden: Any = Annotated[field.type, tyro.conf.arg(help_behavior_hint="")]
+        return dataclasses.replace(field, type=hidden)
+
+    @registry.struct_rule
+    def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+        nonlocal asking
+        if asking or not dataclasses.is_dataclass(info.type):
+            return None
+        asking = True  # tyro's own rule is asked next, so this one must not apply again
+        try:
+            spec = ConstructorRegistry.get_struct_spec(info)
+        finally:
+            asking = False
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+        return dataclasses.replace(spec, fields=tuple(map(hide, spec.fields)))
+
+    return registry
 
 
-def table(out: Console, rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns; the first one is the header."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        say(out, "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+# Commands that take an algorithm ---------------------------------------------------------------------------------
 
 
-def algorithm(command: str, words: list[str], extra: type[Any] | None = None) -> tuple[str, Any]:
-    """The algorithm's name, and its settings parsed into an object with `settings`, `config` and maybe `extra`."""
+@dataclasses.dataclass(frozen=True)
+class _NoArgs:
+    """No arguments in addition to those of a run."""
+
+
+def parse_spec(command: str, words: list[str]) -> RunSpec:
+    """Parse an algorithm's name and the settings of a run, which start from a preset where there is one."""
+    return parse_spec_and(_NoArgs, command, words)[0]
+
+
+def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunSpec, T]:
+    """Parse the settings of a run, as `parse_spec`, and further arguments of the command."""
     from shoal import algos
     from shoal.runs.settings import Settings
+    from shoal.runs.spec import RunSpec
 
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: shoal {command} ALGORITHM ENVIRONMENT [--setting value ...]\n")
@@ -90,34 +137,63 @@ def algorithm(command: str, words: list[str], extra: type[Any] | None = None) ->
         print(f"Example:    shoal {command} trpo CartPole-v1 --seed 1")
         print(f"Settings:   shoal {command} trpo --help")
         sys.exit(0 if words else 2)
-    name = words[0]
+    name, *rest = words
     module = algos.load(name)
-    fields: list[tuple[str, Any]] = [("settings", Settings), ("config", module.Config)]
-    if extra is not None:
-        fields.append(("extra", extra))
-    both = dataclasses.make_dataclass("Both", fields, frozen=True)
+    fields: list[tuple[str, Any]] = [("settings", Settings), ("config", module.Config), ("extra", extra)]
+    kind: type[Any] = dataclasses.make_dataclass("RunArgs", fields, frozen=True)
     description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 --seed 1"
-    title = f"{command} {name}"
-    rest = _env_first(words[1:])
-    if NO_PRESET in rest:
-        rest.remove(NO_PRESET)
-        return name, parse(both, rest, title, description)
-    first = rest[0] if rest and not rest[0].startswith("-") else parse(both, rest, title, description).settings.env
-    preset = presets.find_preset(name, first)
+    rest, n_envs = _replace_aliases(_env_first(rest), module.Config)
+    try:
+        env, default = _from_preset(kind, name, rest, f"{command} {name}", description)
+        parsed = parse(kind, rest, f"{command} {name}", description, default)
+    except SystemExit as end:
+        if not end.code:  # after --help
+            print(_alias_help(module.Config))
+        raise
+    settings, config = parsed.settings, parsed.config
+    if env is not None:
+        settings = dataclasses.replace(settings, env=env)
+    if n_envs is not None:
+        config = _with_n_envs(config, n_envs)
+    return RunSpec(name, settings, config), parsed.extra
+
+
+def _from_preset(
+    kind: type[T], algo: str, words: list[str], command: str, description: str
+) -> tuple[str | None, T | None]:
+    """Return the environment and the default settings of the preset that the words name, if there is one.
+
+    Takes `--no-preset` out of the words.
+    """
+    if NO_PRESET in words:
+        words.remove(NO_PRESET)
+        return None, None
+    if words and not words[0].startswith("-"):
+        name = words[0]
+    else:
+        parsed: Any = parse(kind, words, command, description)
+        name = parsed.settings.env
+    preset = presets.find_preset(algo, name)
     if preset is None:
-        _hint_at_preset(name, first)
-        return name, parse(both, rest, title, description)
-    print(f"Using the preset {first} of {name} (to see it: shoal presets {name} {first}; without it: {NO_PRESET})")
-    parsed = parse(both, rest, title, description, both(*[kind(**presets.own(kind, preset)) for _, kind in fields]))
-    return name, dataclasses.replace(parsed, settings=dataclasses.replace(parsed.settings, env=preset["env"]))
+        _hint_at_preset(algo, name)
+        return None, None
+    print(f"Using the preset {name} of {algo} (to see it: shoal presets {algo} {name}; without it: {NO_PRESET})")
+    parts = typing.get_type_hints(kind).values()
+    return preset["env"], kind(*[part(**presets.own(part, preset)) for part in parts])
 
 
-NO_PRESET = "--no-preset"
+def _env_first(words: list[str]) -> list[str]:
+    """Accept `--env NAME` and `--env-id NAME`, as other libraries spell it, for the positional argument."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--env", "--env-id"):
+            after = words[at + 1 :]
+            return [value, *words[:at], *after] if equals else [*after[:1], *words[:at], *after[1:]]
+    return words
 
 
 def _hint_at_preset(algo: str, name: str) -> None:
-    """If there is no environment of this name, which is refused later with all other mistakes, say which preset may be
-    meant."""
+    """Print which preset may be meant, if there is no environment of this name (which is refused later)."""
     from shoal import algos
     from shoal.envs.make import env_problems
 
@@ -133,11 +209,90 @@ def _hint_at_preset(algo: str, name: str) -> None:
     print(hint, file=sys.stderr)
 
 
-def _env_first(words: list[str]) -> list[str]:
-    """`--env NAME` and `--env-id NAME`, as other libraries spell it, mean the positional argument."""
-    for at, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag in ("--env", "--env-id"):
-            after = words[at + 1 :]
-            return [value, *words[:at], *after] if equals else [*after[:1], *words[:at], *after[1:]]
-    return words
+# Aliases ---------------------------------------------------------------------------------------------------------
+
+
+def _known_aliases(config: type[AlgorithmConfig]) -> dict[str, Alias]:
+    """Select the aliases whose setting an algorithm has."""
+    settings = {field.name for field in dataclasses.fields(config)}
+    return {flag: alias for flag, alias in ALIASES.items() if alias.setting in settings}
+
+
+def _alias_help(config: type[AlgorithmConfig]) -> str:
+    meanings = [alias.meaning for alias in _known_aliases(config).values()]
+    return f"Aliases: {'; '.join(['--total-timesteps N is --steps N', *meanings])}."
+
+
+def _replace_aliases(words: list[str], config: type[AlgorithmConfig]) -> tuple[list[str], int | None]:
+    """Replace aliases by the flags that they stand for, and take out the number of `--n-envs`."""
+    known = _known_aliases(config)
+    plain: list[str] = []
+    n_envs: int | None = None
+    rest = iter(words)
+    for word in rest:
+        flag = _flag(word)
+        if flag not in known:
+            plain.append(word)
+            continue
+        _, equals, value = word.partition("=")
+        if flag == N_ENVS:
+            n_envs = _count(value if equals else next(rest, ""))
+        else:
+            plain.append(f"--{known[flag].setting}{equals}{value}")
+    width = next((word for word in plain if _flag(word) == "--width"), None)
+    if n_envs is not None and width is not None:
+        given = width if "=" in width else " ".join(plain[plain.index(width) :][:2])
+        raise UsageError(f"{N_ENVS} {n_envs} and {given} both set the width (n_envs = lanes x width): give only one")
+    return plain, n_envs
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{N_ENVS} must be a number, not {text!r}") from None
+
+
+def _with_n_envs(config: AlgorithmConfig, n_envs: int) -> AlgorithmConfig:
+    """Set the width so that lanes x width is `n_envs`."""
+    lanes = config.lanes
+    if lanes < 1:
+        return config  # refused later, with all other mistakes
+    width, left = divmod(n_envs, lanes)
+    if left or width < 1:
+        nearest = " or ".join(str(lanes * near) for near in (width, width + 1) if near >= 1) or lanes
+        raise UsageError(
+            f"{N_ENVS} {n_envs} is not a {'' if n_envs > 0 else 'positive '}multiple of the number of lanes, {lanes} "
+            f"(n_envs = lanes x width): use {N_ENVS} {nearest}, or another number of lanes"
+        )
+    return dataclasses.replace(config, width=width)  # type: ignore[call-arg]
+
+
+# The console -----------------------------------------------------------------------------------------------------
+
+
+def console() -> Console:
+    """Make a console through which Shoal's log lines go, too: they would break a live line otherwise."""
+    out = Console()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(out, f"{record.levelname.lower()}: {record.getMessage()}")
+
+    logger = logging.getLogger("shoal")
+    logger.handlers = [Handler()]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return out
+
+
+def say(out: Console, text: str) -> None:
+    """Print text as it is: without markup, colours, or wrapping that would break a command to copy."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_table(out: Console, rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns; the first row is the header."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        say(out, "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

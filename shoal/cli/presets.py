@@ -14,16 +14,16 @@ from shoal.runs import presets
 
 @dataclass(frozen=True)
 class PresetsArgs:
-    """List the presets: settings that `shoal train` uses for an environment unless told otherwise."""
+    """List the presets: tuned settings that `shoal train` uses for an environment by default."""
 
     algo: tyro.conf.Positional[str | None] = None
-    """Show the settings of this algorithm's presets."""
+    """Show the settings of this algorithm's presets (default: list the presets of all algorithms)."""
     name: tyro.conf.Positional[str | None] = None
-    """Show only this one."""
+    """Show only this preset (default: all)."""
 
 
 def show_presets(words: list[str]) -> int:
-    """List or show presets."""
+    """List presets, or print their settings."""
     wanted = parse(PresetsArgs, words, "presets")
     from shoal import algos
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.cli.parsing import console, parse, say, table
+from shoal.cli.parsing import console, parse, print_table, say
 from shoal.cli.worker import ServerArgs
 from shoal.errors import UsageError
 
@@ -82,10 +82,10 @@ def _status(words: list[str]) -> int:
     say(out, f"{server.url}: {len(status.machines)} machine(s), {len(status.heads)} run(s)")
     if status.machines:
         header = ["host", "pid", "version", "workers", "busy", "tasks/s", "last heartbeat", "state"]
-        table(out, [header, *(_machine_row(machine, status) for machine in status.machines)])
+        print_table(out, [header, *(_machine_row(machine, status) for machine in status.machines)])
     if status.heads:
         header = ["run", "host", "pid", "version", "epoch", "workers", "state"]
-        table(out, [header, *(_run_row(head) for head in status.heads)])
+        print_table(out, [header, *(_run_row(head) for head in status.heads)])
     return 0
 
 

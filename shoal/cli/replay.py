@@ -10,40 +10,40 @@ from typing import TYPE_CHECKING
 import tyro
 from rich.console import Console
 
-from shoal.cli.parsing import console, parse, say, table
+from shoal.cli.parsing import console, parse, print_table, say
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from shoal.commands.replay import Again, Episode
+    from shoal.commands.replay import RecordedEpisode, RelearnedIteration
     from shoal.runs.folder import RunDir
 
 
 @dataclass(frozen=True)
 class ReplayArgs:
-    """Compute one episode of a run again, alone, and compare it with what its lane recorded, bit for bit.
+    """Play one episode of a run again, alone, and compare it with its lane's record, bit for bit.
 
-    Learns from the newest checkpoint before the iteration, in this process, and checks every digest on the way. The run
-    is only read. Without --episode: a list of the episodes that ended in the iteration.
+    Learns from the newest checkpoint before the iteration, in this process, and checks every digest. The run is only
+    read. Without --episode: lists the episodes that ended in the iteration.
     """
 
     run: tyro.conf.Positional[str]
     """Name of the run, or path of its folder."""
     iteration: int
-    """In which iteration the episode ended."""
+    """Iteration in which the episode ended."""
     episode: int | None = None
-    """Which of those that ended in it, from 0."""
+    """Number of the episode among those that ended in the iteration, from 0 (default: list all)."""
     pdb: bool = False
     """Stop in Python's debugger before the first step, with env, action and observation, and where env raises."""
     at: int = 0
-    """Another step for --pdb to stop before."""
+    """Step before which --pdb stops."""
     save: Path | None = None
-    """Write the episode to this .csv file, a row for each step. A file that is there already is never replaced."""
+    """Write the episode to this .csv file, a row for each step (default: do not). Never replaces a file."""
     runs: str = "runs"
     """Folder of all runs."""
 
 
 def replay(words: list[str]) -> int:
-    """List the episodes of an iteration, or play one again."""
+    """List the episodes of an iteration, or replay one; the exit code is 1 if anything differs."""
     wanted = parse(ReplayArgs, words, "replay")
     from shoal.commands import replay as replaying
     from shoal.runs.folder import RunDir
@@ -53,26 +53,32 @@ def replay(words: list[str]) -> int:
     if wanted.episode is None and (wanted.pdb or wanted.save is not None):
         problems.append("--pdb and --save are for one episode: choose it with --episode")
     if wanted.at and not wanted.pdb:
-        problems.append("--at says where --pdb stops: give both")
+        problems.append("--at sets the step before which --pdb stops: give both")
     try:
         run = RunDir.find(Path(wanted.runs), wanted.run)
-        problems += replaying.problems(run, wanted.iteration, wanted.episode)
+        problems += replaying.replay_problems(run, wanted.iteration, wanted.episode)
     except UsageError as error:
         problems += error.problems
     if problems:
         raise UsageError(problems)
-    again = replaying.learn_again(run, wanted.iteration, wanted.episode, lambda text: say(out, text))
-    if again.difference:
-        say(out, f"DIFFERENT: {again.difference}. Likely causes: other versions than the run's, if warned of above, or")
-        say(out, f"an environment that breaks the rules; to check it, type: {replaying.check_command(again.env)}")
+    relearned = replaying.relearn(run, wanted.iteration, wanted.episode, lambda text: say(out, text))
+    if relearned.difference:
+        say(
+            out,
+            f"DIFFERENT: {relearned.difference}\n"
+            f"Likely causes: other versions than the run's (a warning above lists them), or an environment that is not "
+            f"deterministic. To check the environment, run: {replaying.check_command(relearned.env)}",
+        )
         return 1
     if wanted.episode is None:
-        _list_episodes(out, again)
+        _list_episodes(out, relearned)
         return 0
-    return _play(out, wanted, run, again, again.episodes[wanted.episode])
+    return _play(out, wanted, run, relearned, relearned.episodes[wanted.episode])
 
 
-def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: Episode) -> int:
+def _play(
+    out: Console, wanted: ReplayArgs, run: RunDir, relearned: RelearnedIteration, episode: RecordedEpisode
+) -> int:
     from shoal.commands import replay as replaying
     from shoal.runs.hints import program, runs_flag
 
@@ -83,15 +89,15 @@ def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: 
     )
     if wanted.pdb:
         if not 0 <= wanted.at < episode.length:
-            raise UsageError(f"there is no step {wanted.at} to stop before: use --at 0 to {episode.length - 1}")
-        say(out, f"Stopping before step {wanted.at}: see env, action, observation; s steps into it, c goes on")
+            raise UsageError(f"the episode has no step {wanted.at}: use --at 0 to --at {episode.length - 1}")
+        say(out, f"Stopping before step {wanted.at}: see env, action, observation; s steps into it, c continues")
     try:
-        played = replaying.play(episode, again.env, wanted.at if wanted.pdb else None)
+        played = replaying.replay_episode(episode, relearned.env, wanted.at if wanted.pdb else None)
     except BdbQuit:
         say(out, "You left the debugger before the end, so nothing was compared")
         return 1
     if wanted.save is not None and played.answers:
-        replaying.save(played, wanted.save)
+        replaying.save_episode(played, wanted.save)
         say(out, f"Saved: {wanted.save}")
     if played.difference:
         at = f"step {played.step}" if played.step >= 0 else "the reset"
@@ -99,27 +105,27 @@ def _play(out: Console, wanted: ReplayArgs, run: RunDir, again: Again, episode: 
         say(
             out,
             f"DIFFERENT from {at} on: {played.difference}\n"
-            f"Does the environment keep the rules? To see, type: {replaying.check_command(again.env)}\n"
-            f"To look at that step, type: {program()} replay {this} --pdb --at {max(played.step, 0)}",
+            f"To check whether the environment is deterministic, run: {replaying.check_command(relearned.env)}\n"
+            f"To debug that step, run: {program()} replay {this} --pdb --at {max(played.step, 0)}",
         )
         return 1
     say(
         out,
         f"Equal: {episode.length} steps, return {episode.total}, {episode.end}; "
-        f"every observation and reward has the bits that the lane recorded",
+        f"every observation and reward equals the lane's record bit for bit",
     )
     if episode.unseen:
         say(
             out,
-            f"Of its first {episode.unseen} steps, before that checkpoint, only the actions are known: "
-            f"they were compared by the return alone",
+            f"Only the actions of its first {episode.unseen} steps, before that checkpoint, are known: "
+            f"these steps were compared by the return alone",
         )
     return 0
 
 
-def _list_episodes(out: Console, again: Again) -> None:
+def _list_episodes(out: Console, relearned: RelearnedIteration) -> None:
     rows = [["episode", "lane", "slot", "of slot", "reset seed", "length", "return", "end"]]
-    for number, found in enumerate(again.episodes):
+    for number, found in enumerate(relearned.episodes):
         place = [number, found.lane, found.slot, found.number, found.seed, found.length]
         rows.append([*map(str, place), f"{found.total:.6g}", found.end])
-    table(out, rows)
+    print_table(out, rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.parsing import console, parse, say, table
+from shoal.cli.parsing import console, parse, print_table, say
 from shoal.errors import CheckpointFault
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ class RunsArgs:
 
 
 def list_runs(words: list[str]) -> int:
-    """List runs."""
+    """Print a table of all runs."""
     wanted = parse(RunsArgs, words, "runs")
     from shoal.runs.folder import RunDir
 
     out = console()
     found = RunDir.all(Path(wanted.runs))
     if not found:
-        say(out, f"There are no runs in {wanted.runs}. To make one, type: shoal train trpo CartPole-v1")
+        say(out, f"There are no runs in {wanted.runs}. To start one, run: shoal train trpo CartPole-v1")
         return 0
     rows = [
         ["run", "algorithm", "environment", "seed", "iteration", "steps", "return", "state"],
         *map(_row, found),
     ]
-    table(out, rows)
+    print_table(out, rows)
     return 0
 
 

@@ -2,113 +2,102 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 from rich.console import Console
 
-from shoal.cli.parsing import algorithm, console, parse, say
-from shoal.errors import Stopped, UsageError
+from shoal.cli.parsing import console, parse, parse_spec, say
+from shoal.errors import Stopped
 
 if TYPE_CHECKING:
     from shoal.runs.loop import RunResult
 
 
 def train(words: list[str]) -> int:
-    """Learn."""
-    name, parsed = algorithm("train", words)
+    """Train a new run to its goal."""
+    spec = parse_spec("train", words)
+    from shoal.commands import mpirun
     from shoal.runs import run
-    from shoal.runs.spec import RunSpec
 
     out = console()
-    settings = parsed.settings
-    spec = RunSpec(name, settings, parsed.config)
-    if _needs_mpirun(settings.engine):
-        from shoal.commands import mpirun
-
-        created, _ = run.create(spec)
-        code = UsageError.exit_code
-        try:
-            code = mpirun.launch(created, settings.workers, settings.restarts)
-        finally:
-            if code == UsageError.exit_code:  # here (no mpirun) or in the head: the name of a run that cannot begin
-                created.discard()  # must not be taken
-        return code
-    return _watch(out, lambda: run.train(spec, console=out))
-
-
-def _needs_mpirun(engine: str) -> bool:
-    """Whether this process has to start the ranks that it wants to work with."""
-    from shoal.spmd.launching import launched_rank
-
-    here = launched_rank(os.environ)
-    alone = here is None or here.size == 1
-    if not alone and engine != "mpi":
-        raise UsageError(f"this process is a rank of an MPI job, but the engine is {engine}. Use --engine mpi")
-    return engine == "mpi" and alone
+    if mpirun.is_needed(spec.settings.engine):
+        return mpirun.train_under_mpirun(spec)
+    try:
+        result = run.train(spec, console=out)
+    except Stopped as stop:
+        return _report_stop(out, stop)
+    return _report(out, result)
 
 
 @dataclass(frozen=True)
 class ResumeArgs:
-    """Go on with a run, exactly where its newest checkpoint is, on any engine and number of workers."""
+    """Continue a run exactly where its newest checkpoint is, on any engine and number of workers."""
 
     run: tyro.conf.Positional[str]
     """Name of the run, or path of its folder."""
     steps: int | None = None
-    """New goal in environment steps, to go on with a run that has finished."""
+    """New goal in environment steps, to continue a finished run (default: the run's goal)."""
     iterations: int | None = None
-    """New goal in iterations."""
+    """New goal in iterations (default: the run's goal)."""
     engine: str | None = None
-    """Another engine."""
+    """Another engine (default: the run's engine)."""
     workers: int | None = None
-    """Another number of workers."""
+    """Another number of workers (default: the run's, or with --engine, one per core)."""
     runs: str = "runs"
     """Folder of all runs."""
 
+    def changes(self) -> dict[str, Any]:
+        """Return the settings that replace those of the run."""
+        given = {"steps": self.steps, "iterations": self.iterations, "engine": self.engine, "workers": self.workers}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        if self.engine is not None:  # the options and the number of workers belong to the old engine
+            changes |= {"engine_options": "{}"} | ({} if self.workers else {"workers": None})
+        if self.steps is not None:
+            changes.setdefault("iterations", None)
+        return changes
+
 
 def resume(words: list[str]) -> int:
-    """Go on with a run."""
+    """Continue a run to its goal."""
     wanted = parse(ResumeArgs, words, "resume")
+    from shoal.commands import mpirun
     from shoal.runs import run
     from shoal.runs.folder import RunDir
     from shoal.runs.settings import Settings
 
-    changes = {key: getattr(wanted, key) for key in ("steps", "iterations", "engine", "workers")}
-    changes = {key: value for key, value in changes.items() if value is not None}
-    if wanted.engine is not None:
-        changes |= {"engine_options": "{}"} | ({} if wanted.workers else {"workers": None})
-    if wanted.steps is not None:
-        changes.setdefault("iterations", None)
+    changes = wanted.changes()
     out = console()
     found = RunDir.find(Path(wanted.runs), wanted.run)
     settings = Settings(**found.record()["settings"] | changes)
-    if _needs_mpirun(settings.engine):
-        from shoal.commands import mpirun
-
+    if mpirun.is_needed(settings.engine):
         goal = [f"--{key}={changes[key]}" for key in ("steps", "iterations") if changes.get(key)]
-        return mpirun.launch(found, settings.workers, settings.restarts, goal)
-    return _watch(out, lambda: run.resume(wanted.run, Path(wanted.runs), changes, console=out))
+        return mpirun.resume_under_mpirun(found, settings.workers, settings.restarts, goal)
+    try:
+        result = run.resume(wanted.run, Path(wanted.runs), changes, console=out)
+    except Stopped as stop:
+        return _report_stop(out, stop)
+    return _report(out, result)
 
 
-def _watch(out: Console, go: Callable[[], RunResult]) -> int:
-    """Run to the end, or to a signal; then say what there is now and what to type next."""
+def _report_stop(out: Console, stop: Stopped) -> int:
+    """Print what was saved before a signal ended the run, and return the exit code."""
+    for note in getattr(stop, "__notes__", ["nothing was learned yet, so nothing was saved"]):
+        say(out, f"{stop}: {note}")
+    return 128 + stop.number
+
+
+def _report(out: Console, result: RunResult) -> int:
+    """Print the result of a run and the commands to run next, and return the exit code."""
     from shoal.runs.hints import program, resume_command, runs_flag
 
-    try:
-        result = go()
-    except Stopped as stop:
-        for note in getattr(stop, "__notes__", ["nothing was learned yet, so nothing was saved"]):
-            say(out, f"{stop}: {note}")
-        return 128 + stop.number
     metrics, run = result.metrics, result.run
     if result.seconds == 0:
-        again = f"{resume_command(run)} --steps {2 * metrics['time/total_timesteps']}"
-        say(out, f"{run.name} has reached its goal already. To go on, type: {again}")
+        further = f"{resume_command(run)} --steps {2 * metrics['time/total_timesteps']}"
+        say(out, f"{run.name} has reached its goal already. To continue it, run: {further}")
         return 0
     score, own = metrics.get("rollout/ep_rew_mean"), metrics.get("eval/mean_reward")
     steps, speed, idle = metrics["time/total_timesteps"], metrics["time/fps"], metrics["time/idle_share"]
@@ -116,7 +105,7 @@ def _watch(out: Console, go: Callable[[], RunResult]) -> int:
         out,
         f"Done:   {steps:,} steps in {result.seconds:.1f} s ({speed:,.0f} steps/s, workers idle {idle:.0%})\n"
         f"Return: {'no episode has ended yet' if score is None else f'{score:.1f}, mean of the last 100 episodes'}"
-        f"{'' if own is None else f'; {own:.1f} for the policy that the search had then'}\n"
+        f"{'' if own is None else f'; {own:.1f} for the policy itself in the last generation'}\n"
         f"Limit:  {result.advice}\n"
         f"Digest: {metrics['digest']}, equal for this seed on every engine and number of workers\n"
         f"Saved:  {run.path}\n"

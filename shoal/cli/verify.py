@@ -4,55 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from shoal.cli.parsing import algorithm, console, say
-
-if TYPE_CHECKING:
-    pass
+from shoal.cli.parsing import console, parse_spec_and, say
 
 
 @dataclass(frozen=True)
 class VerifyArgs:
-    """How to verify."""
+    """What to compare."""
 
     engines: str = "serial,processes:1,processes:3"
-    """What to compare: engines, with numbers of workers."""
+    """Engines to compare, each with its number of workers."""
     kill_workers: bool = False
-    """Also with a worker killed (SIGKILL) in each iteration; on redis with every other fault too."""
+    """Also run with a worker killed (SIGKILL) in each iteration; on redis, with every other fault too."""
     kill_head: bool = False
-    """Also with the head killed (SIGKILL) half-way and the run resumed on the next engine of the list."""
+    """Also run with the head killed (SIGKILL) half-way and the run resumed on the next engine of the list."""
 
 
 def verify(words: list[str]) -> int:
-    """Check that results are equal."""
-    name, parsed = algorithm("verify", words, VerifyArgs)
+    """Check that results are equal; the exit code is 1 if they differ."""
+    spec, wanted = parse_spec_and(VerifyArgs, "verify", words)
     from shoal.commands import verify as verification
-    from shoal.runs.spec import RunSpec
 
     out = console()
-    chosen = verification.parse_engines(parsed.extra.engines)
-    todo = verification.ways(chosen, parsed.extra.kill_workers, parsed.extra.kill_head)
-    settings = parsed.settings
+    chosen = verification.parse_engines(wanted.engines)
+    variants = verification.run_variants(chosen, wanted.kill_workers, wanted.kill_head)
+    settings = spec.settings
     if settings.iterations is None:
         settings = dataclasses.replace(settings, iterations=5, steps=10**12)
 
-    def report(outcome: verification.Outcome) -> None:
-        last = outcome.lines[-1]
-        lost = f", {outcome.lost_workers} workers lost" if outcome.lost_workers else ""
+    def report(result: verification.VariantResult) -> None:
+        last = result.rows[-1]
+        lost = f", {result.lost_workers} workers lost" if result.lost_workers else ""
         say(
             out,
-            f"{last['digest']}  {len(outcome.lines)} iterations, {last['time/total_timesteps']:,} steps, "
-            f"{outcome.seconds:.1f} s{lost}: {outcome.way}",
+            f"{last['digest']}  {len(result.rows)} iterations, {last['time/total_timesteps']:,} steps, "
+            f"{result.seconds:.1f} s{lost}: {result.variant}",
         )
 
-    say(
-        out,
-        f"{name} {settings.env}, seed {settings.seed}, {settings.iterations} iterations in {len(todo)} ways",
-    )
-    difference = verification.verify(RunSpec(name, settings, parsed.config), todo, report)
+    iterations = f"{settings.iterations} iterations in {len(variants)} ways"
+    say(out, f"{spec.algo} {settings.env}, seed {settings.seed}, {iterations}")
+    difference = verification.first_difference(dataclasses.replace(spec, settings=settings), variants, report)
     if difference:
         say(out, f"DIFFERENT: {difference}")
         return 1
-    say(out, f"Equal: all {len(todo)} ways gave the same digest in every iteration")
+    say(out, f"Equal: all {len(variants)} ways gave the same digest in every iteration")
     return 0

@@ -1,4 +1,4 @@
-"""Which parts work on this machine, and what to install for the others. Every line is tried, not looked up."""
+"""Try every engine and optional package on this machine, and report what to install for those that do not work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXTRAS = {
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One line of the report."""
 
     what: str
@@ -39,18 +39,18 @@ class Check:
     detail: str
 
 
-def examine() -> list[Check]:
-    """Try everything."""
+def run_checks() -> list[DoctorCheck]:
+    """Run all checks."""
     system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {available_cores()} cores"
     versions = ", ".join(f"{k} {v}" for k, v in fingerprint().items() if k not in ("python", "code", "canary", "shoal"))
-    checks = [Check("Shoal", True, f"{__version__} on {system}"), Check("numerics", True, f"{versions}")]
+    checks = [DoctorCheck("Shoal", True, f"{__version__} on {system}"), DoctorCheck("numerics", True, f"{versions}")]
     checks += [_engine(name) for name in ENGINES]
     checks += [_learner()]
     checks += [_extra(what, module, command) for what, (module, command) in _EXTRAS.items()]
     return checks
 
 
-def _engine(name: str) -> Check:
+def _engine(name: str) -> DoctorCheck:
     if name == "mpi":
         return _mpi()
     begun = time.perf_counter()
@@ -58,18 +58,18 @@ def _engine(name: str) -> Check:
         with _place(name) as (place, workers), engines.make(place, workers) as engine:
             answers = set(engine.map(tasks.canary, range(2 * engine.workers)))
             seconds = time.perf_counter() - begun
-            return Check(
+            return DoctorCheck(
                 f"engine {name}",
                 True,
                 f"{engine.workers} worker(s) in {seconds:.2f} s, canary {', '.join(answers)}",
             )
-    except Exception as error:  # whatever is wrong is what the report is for
-        return Check(f"engine {name}", False, str(error))
+    except Exception as error:  # the report shows any error
+        return DoctorCheck(f"engine {name}", False, str(error))
 
 
 @contextlib.contextmanager
 def _place(name: str) -> Iterator[tuple[str, int | None]]:
-    """Where an engine's workers are, and how many; for Redis a server and a worker of its own."""
+    """Yield the address of an engine and its number of workers; for Redis, of a temporary server with one worker."""
     if name != "redis":
         yield name, None
         return
@@ -79,8 +79,8 @@ def _place(name: str) -> Iterator[tuple[str, int | None]]:
         yield rig.address, 1
 
 
-def _mpi() -> Check:
-    """Ranks cannot be had from inside of this process, so a job of two is started."""
+def _mpi() -> DoctorCheck:
+    """Start a job of two ranks: this process cannot become a rank."""
     imports = "import shoal; from shoal.sampling.tasks import canary"
     script = f"{imports}\nwith shoal.engine('mpi') as engine: print(engine.map(canary, [0])[0])"
     begun = time.perf_counter()
@@ -89,28 +89,30 @@ def _mpi() -> Check:
             [*mpirun(2), sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
         )
     except (ShoalError, OSError, subprocess.TimeoutExpired) as error:
-        return Check("engine mpi", False, str(error))
+        return DoctorCheck("engine mpi", False, str(error))
     said = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines()
     detail = said[-1] if said else f"exit code {done.returncode}"
     if done.returncode:
-        return Check("engine mpi", False, detail)
-    return Check("engine mpi", True, f"1 worker(s) in {time.perf_counter() - begun:.2f} s, canary {detail}")
+        return DoctorCheck("engine mpi", False, detail)
+    return DoctorCheck("engine mpi", True, f"1 worker(s) in {time.perf_counter() - begun:.2f} s, canary {detail}")
 
 
-def _learner() -> Check:
+def _learner() -> DoctorCheck:
     os.environ.setdefault("NPROC", "1")
     try:
         import jax
 
         device = jax.devices()[0]
-        return Check("learner", True, f"jax {jax.__version__} on {device.platform}, {os.environ['NPROC']} thread(s)")
+        return DoctorCheck(
+            "learner", True, f"jax {jax.__version__} on {device.platform}, {os.environ['NPROC']} thread(s)"
+        )
     except Exception as error:
-        return Check("learner", False, f"{error}. Try: pip install -U jax jaxlib")
+        return DoctorCheck("learner", False, f"{error}. Try: pip install -U jax jaxlib")
 
 
-def _extra(what: str, module: str, command: str) -> Check:
+def _extra(what: str, module: str, command: str) -> DoctorCheck:
     try:
         importlib.import_module(module)
     except ImportError:
-        return Check(what, False, f"not installed; type: {command}")
-    return Check(what, True, "installed")
+        return DoctorCheck(what, False, f"not installed; run: {command}")
+    return DoctorCheck(what, True, "installed")

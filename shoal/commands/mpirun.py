@@ -1,7 +1,6 @@
-"""Running a run under mpirun, and again from its last checkpoint when a rank dies.
+"""Train a run under mpirun, and restart it from its last checkpoint when a rank dies.
 
-MPI ends the whole job with a rank. So what is started here is always `shoal resume`: first from nothing, then from
-wherever the run got to.
+MPI ends the whole job with a rank. So mpirun always starts `shoal resume`: at first on a run without a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,16 +17,40 @@ from shoal.base import signals
 from shoal.base.host import WORKER_ENVIRONMENT, available_cores, shoal_command
 from shoal.base.lifetime import die_with_parent
 from shoal.engines.mpi import LOST
+from shoal.errors import UsageError
+from shoal.runs import run
 from shoal.runs.folder import RunDir
-from shoal.spmd.launching import mpirun
+from shoal.runs.spec import RunSpec
+from shoal.spmd.launching import launched_rank, mpirun
 
 log = logging.getLogger("shoal.mpirun")
 
 
-def launch(run: RunDir, workers: int | None, restarts: int, goal: Sequence[str] = ()) -> int:
-    """Train a run to its end under mpirun; the exit code is that of its head."""
+def is_needed(engine: str) -> bool:
+    """Test whether this process has to start mpirun for its ranks; refuse a rank that has another engine."""
+    here = launched_rank(os.environ)
+    alone = here is None or here.size == 1
+    if not alone and engine != "mpi":
+        raise UsageError(f"this process is a rank of an MPI job, but the engine is {engine}. Use --engine mpi")
+    return engine == "mpi" and alone
+
+
+def train_under_mpirun(spec: RunSpec) -> int:
+    """Train a new run to its goal under mpirun and return the exit code of its head."""
+    created, _ = run.create(spec)
+    code = UsageError.exit_code
+    try:
+        code = resume_under_mpirun(created, spec.settings.workers, spec.settings.restarts)
+    finally:
+        if code == UsageError.exit_code:  # no mpirun, or refused by the head: a run that cannot begin must not keep
+            created.discard()  # its name
+    return code
+
+
+def resume_under_mpirun(folder: RunDir, workers: int | None, restarts: int, goal: Sequence[str] = ()) -> int:
+    """Train a run to its goal under mpirun and return the exit code of its head; `goal` are flags of a new goal."""
     command = mpirun(1 + (workers or available_cores()))
-    command += shoal_command("resume", str(run.path.resolve()), "--engine", "mpi", *goal)
+    command += shoal_command("resume", str(folder.path.resolve()), "--engine", "mpi", *goal)
     for left in range(restarts, -1, -1):
         code, stopped_by = _run(command)
         if stopped_by:
@@ -35,16 +58,20 @@ def launch(run: RunDir, workers: int | None, restarts: int, goal: Sequence[str] 
         if code <= 128 and code != LOST:
             return code
         if left:
-            newest = max(run.saved(), default=0)
+            newest = max(folder.saved(), default=0)
             log.warning(
-                "a rank was lost (exit code %d); starting again from iteration %d (%d left)", code, newest, left
+                "a rank was lost (exit code %d); restarting from iteration %d (%d restarts left)", code, newest, left
             )
-    log.error("ranks were lost %d times; no more starts. To go on, type: shoal resume %s", restarts + 1, run.path)
+    log.error(
+        "ranks were lost %d times, so the run was not restarted again. To continue it, run: shoal resume %s",
+        restarts + 1,
+        folder.path,
+    )
     return code
 
 
 def _run(command: list[str]) -> tuple[int, int]:
-    """Exit code of mpirun, and the signal by which this process was told to stop or 0."""
+    """Return the exit code of mpirun, and the signal that asked this process to stop or 0."""
     stopped_by = 0
     with subprocess.Popen(
         command,
@@ -58,8 +85,8 @@ def _run(command: list[str]) -> tuple[int, int]:
         def pass_on(number: int, _: object) -> None:
             nonlocal stopped_by
             stopped_by = number
-            # mpirun answers SIGTERM by killing its ranks a quarter of a second later. This one it only passes on, and
-            # the head takes the time that it needs to save.
+            # On SIGTERM, mpirun kills its ranks after a quarter of a second. SIGUSR2 is only passed on, so the head has
+            # the time to save.
             job.send_signal(signal.SIGUSR2)
 
         with signals.handled_by(pass_on, (signal.SIGINT, signal.SIGTERM)):

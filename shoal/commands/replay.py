@@ -1,7 +1,7 @@
-"""One episode of a run again, alone: its iteration is learned again in this process, then the episode is played.
+"""Replay one episode of a run alone: learn its iteration again in this process, then play the episode.
 
-A run keeps settings, metrics and some checkpoints, and that is enough: learning again gives the records of its lanes,
-bit for bit, and the digests in its metrics prove it. The run is only read, so another process may be training it.
+A run keeps settings, metrics and some checkpoints, and that is enough: learning again reproduces the records of its
+lanes bit for bit, and the digests in its metrics prove it. The run is only read, so another process may be training it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shoal.runs.folder import Checkpoint, RunDir, RunRecord
 from shoal.runs.metrics import MetricsRow
 from shoal.runs.spec import RunSpec, make_config
 from shoal.sampling import tasks
-from shoal.sampling.address import episode_seed
+from shoal.sampling.address import LaneAddress, Ledger, episode_seed
 from shoal.sampling.lane import Answer, play_alone
 from shoal.sampling.record import LaneRecord
 
@@ -45,106 +45,115 @@ log = logging.getLogger("shoal.replay")
 
 
 @dataclass(frozen=True)
-class Episode:
-    """An episode that ended in some iteration, as its lane recorded it.
+class RecordedEpisode:
+    """An episode of n steps, of which its lane recorded the last m.
 
-    n steps, of which the last m were recorded; m < n if it began before the checkpoint that learning started from.
+    m < n if the episode began before the checkpoint that learning started from.
     """
 
     lane: int
     slot: int
     number: int
-    """Which episode of its slot."""
+    """Number of the episode in its slot."""
     seed: int
-    """What the environment was reset with."""
+    """Seed of the reset."""
     actions: list[Any]
-    """As the environment takes them, n of them."""
+    """(n): in the form that the environment takes."""
     observations: np.ndarray
-    """(m + 1, ...): acted on, and the final one."""
+    """(m + 1, ...): those acted on, and the final one."""
     rewards: np.ndarray
     """(m,) float32."""
     terminated: bool
-    """False: it was truncated."""
+    """False if it was truncated."""
     total: float
     """Sum of all n rewards."""
 
     @property
     def length(self) -> int:
-        """n."""
+        """Number of steps, n."""
         return len(self.actions)
 
     @property
     def unseen(self) -> int:
-        """n - m: steps at the beginning of which the actions are known, and not what they led to."""
+        """Number of steps at the beginning, n - m, of which only the actions are known."""
         return len(self.actions) - len(self.rewards)
 
     @property
     def end(self) -> str:
-        """How it ended."""
+        """Whether the episode terminated or was truncated."""
         return "terminated" if self.terminated else "truncated"
 
 
 @dataclass
 class _Pieces:
-    """What is known so far of a running episode."""
+    """The recorded parts of a running episode."""
 
     actions: list[np.ndarray] = field(default_factory=list)
     observations: list[np.ndarray] = field(default_factory=list)
     rewards: list[np.ndarray] = field(default_factory=list)
 
     def add(self, record: LaneRecord, slot: int, times: slice) -> None:
-        # Copies: views would keep whole records in memory, of all iterations that a long episode spans.
+        # Copies, because views would keep the records of all iterations that a long episode spans in memory.
         self.actions.append(record["actions"][times, slot].copy())
         self.observations.append(record["observations"][:-1][times, slot].copy())
         self.rewards.append(record["rewards"][times, slot].copy())
 
 
-class _Told(Future[Any]):
-    """A done future that tells when its result is taken: an algorithm may submit the tasks of an iteration ahead."""
+class _LaneFuture(Future[LaneRecord | None]):
+    """The future of a lane task: calls `on_taken` with the record when its result is taken for the first time.
 
-    def __init__(self, done: Future[Any], tell: Callable[[Any], None]) -> None:
+    An episode belongs to the iteration that learns from it. That is known only when the algorithm takes the result,
+    because an algorithm may submit tasks of the next iteration before it has finished this one.
+    """
+
+    def __init__(self, done: Future[LaneRecord | None], on_taken: Callable[[LaneRecord | None], None]) -> None:
         super().__init__()
-        self._tell: Callable[[Any], None] | None = tell
+        self._on_taken = on_taken
+        self._taken = False
         error = done.exception()
         if error is None:
             self.set_result(done.result())
         else:
             self.set_exception(error)
 
-    def result(self, timeout: float | None = None) -> Any:
-        value = super().result(timeout)
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell(value)
-        return value
+    def result(self, timeout: float | None = None) -> LaneRecord | None:
+        record = super().result(timeout)
+        if not self._taken:
+            self._taken = True
+            self._on_taken(record)
+        return record
 
 
-class Recorder(SerialEngine):
-    """The serial engine, keeping the episodes that end in lane tasks: as results are taken, then in order of end."""
+class RecordingEngine(SerialEngine):
+    """The serial engine, which also collects the episodes that end in lane tasks.
+
+    `ended` is in the order in which results are taken, then in order of end.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended: list[Episode] = []
+        self.ended: list[RecordedEpisode] = []
         self._running: dict[tuple[str, int], list[_Pieces]] = {}  # purpose and lane -> slots
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, key: Hashable = None) -> Future[Any]:
-        """Run a task now, and look at what it gave when that is taken."""
+    def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
+        """Run a task now, and collect the episodes of its record when that is taken."""
         future = super().submit(function, *args, key=key)
         if function not in (tasks.fragment, tasks.episodes):
             return future
         call = inspect.signature(function).bind(*args).arguments
-        return _Told(future, lambda record: self._take(call, record))
+        return _LaneFuture(future, lambda record: self._collect(call, record))
 
-    def _take(self, call: dict[str, Any], record: LaneRecord | None) -> None:
-        if record is None:  # the lane is not held here; the task will come again, with the ledger
+    def _collect(self, call: dict[str, Any], record: LaneRecord | None) -> None:
+        if record is None:  # the lane is not held here; the head submits the task again, with the ledger
             return
-        address, distribution = call["address"], Policy.from_record(call["policy"]).distribution
+        address: LaneAddress = call["address"]
+        distribution = Policy.from_record(call["policy"]).distribution
         begun = [0] * address["width"]
         slots = [_Pieces() for _ in begun]
         if "fragment" in address:
             where = address["purpose"], address["lane"]
             if where not in self._running:
-                ledger = call["ledger"]  # the first task of a lane brings it along
+                ledger: Ledger = call["ledger"]  # the first task of a lane has it
                 self._running[where] = [_Pieces([ledger[str(slot)]["actions"]]) for slot in range(address["width"])]
             slots = self._running[where]
         for index, (time, slot) in enumerate(record["ends"].tolist()):
@@ -153,7 +162,7 @@ class Recorder(SerialEngine):
             begun[slot] = time + 1
             number = int(record["episodes"][index])
             self.ended.append(
-                Episode(
+                RecordedEpisode(
                     lane=address["lane"],
                     slot=slot,
                     number=number,
@@ -173,27 +182,27 @@ class Recorder(SerialEngine):
 
 
 @dataclass(frozen=True)
-class Again:
+class RelearnedIteration:
     """An iteration of a run that was learned again."""
 
     env: EnvSpec
-    episodes: list[Episode]
-    """Those that ended in it, in lane order, then in order of end."""
+    episodes: list[RecordedEpisode]
+    """Episodes that ended in the iteration, in lane order, then in order of end."""
     difference: str
-    """Empty if every digest on the way was that of the run; else the first that was not, in words."""
+    """Empty if every digest matched the run's; otherwise describes the first mismatch."""
 
 
-def problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
-    """What the metrics of a run say against replaying an episode of it, before anything is learned again."""
+def replay_problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
+    """Describe why an episode cannot be replayed, as far as the run's metrics show it before anything is learned."""
     record = folder.record()
     if make_config(record["algo"], record["config"]).samples == "scores":
         return [
-            f"workers of {record['algo']} send back scores alone, so there is nothing to compare an episode with. "
-            f"To see its policy play, type: shoal evaluate {folder.name}"
+            f"workers of {record['algo']} send only scores, so there is no record to compare an episode with. "
+            f"To evaluate its policy, run: shoal evaluate {folder.name}"
         ]
     if vector := record["settings"].get("vector"):
-        return [f"episodes of --vector {vector} have no seed of their own, so none can be played alone"]
-    totals = {line["iteration"]: line.get("rollout/episodes") for line in folder.metrics()}
+        return [f"episodes of --vector {vector} are not seeded one by one, so none can be replayed alone"]
+    totals = {row["iteration"]: row.get("rollout/episodes") for row in folder.metrics()}
     if iteration not in totals:
         there = f"it has {min(totals)} to {max(totals)}" if totals else "it has none yet"
         return [f"the run {folder.name} has no iteration {iteration}: {there}"]
@@ -207,7 +216,7 @@ def problems(folder: RunDir, iteration: int, number: int | None) -> list[str]:
 
 
 def _no_episode(iteration: int, number: int | None, count: int, counts: dict[int, int]) -> list[str]:
-    """Why there is no such episode, if there is none. `counts` says how many ended in each iteration."""
+    """Describe why there is no such episode, if there is none. `counts` has the ended episodes of each iteration."""
     if count == 0:
         others = sorted((at for at, found in counts.items() if found), key=lambda at: abs(at - iteration))[:2]
         hint = f". The nearest iterations with one: {', '.join(map(str, sorted(others)))}" if others else ""
@@ -217,9 +226,9 @@ def _no_episode(iteration: int, number: int | None, count: int, counts: dict[int
     return []
 
 
-def learn_again(folder: RunDir, iteration: int, number: int | None, announce: Callable[[str], None]) -> Again:
-    """Learn an iteration again, from the newest checkpoint before it, for one of its episodes or for all of them."""
-    lines = {line["iteration"]: line for line in folder.metrics()}
+def relearn(folder: RunDir, iteration: int, number: int | None, announce: Callable[[str], None]) -> RelearnedIteration:
+    """Learn an iteration again from the newest checkpoint before it, for one of its episodes or for all of them."""
+    rows = {row["iteration"]: row for row in folder.metrics()}
     record, spec = run.recorded(folder, {})
     settings = spec.settings
     checkpoint = _checkpoint(folder, iteration)
@@ -227,29 +236,31 @@ def learn_again(folder: RunDir, iteration: int, number: int | None, announce: Ca
     xla.start(settings.learner_threads or 1)
     which = f"iterations {first + 1} to {iteration}" if first + 1 < iteration else f"iteration {iteration}"
     announce(f"Learning {which} again, from {f'the checkpoint of {first}' if first else 'the start'}")
-    with Recorder() as engine:
+    with RecordingEngine() as engine:
         for reached, step in _steps(record, spec, engine, checkpoint):
-            difference = _difference(lines.get(reached), step)
+            difference = _difference(rows.get(reached), step)
             if difference:
-                return Again(settings.env_spec, [], f"iteration {reached} {difference}")
+                return RelearnedIteration(settings.env_spec, [], f"iteration {reached} {difference}")
             if reached == iteration:
                 if missing := _no_episode(iteration, number, len(engine.ended), {}):  # metrics may not count them
                     raise UsageError(missing)
-                return Again(settings.env_spec, engine.ended, "")
+                return RelearnedIteration(settings.env_spec, engine.ended, "")
             engine.ended.clear()
-    raise AssertionError("algorithms learn for ever")
+    raise AssertionError("the steps of an algorithm never end")
 
 
 def _checkpoint(folder: RunDir, iteration: int) -> Checkpoint:
     try:
         return folder.load(before=iteration)
-    except CheckpointFault as error:  # damaged, or removed by the process that trains it: the start is always there
+    except CheckpointFault as error:  # damaged, or removed by the process that trains the run: learn from the start
         log.warning("%s", error)
         return Checkpoint(0, None)
 
 
-def _steps(record: RunRecord, spec: RunSpec, engine: Recorder, checkpoint: Checkpoint) -> Iterator[tuple[int, Step]]:
-    """Learn every iteration after a checkpoint; where the run was resumed with a new goal, so is this."""
+def _steps(
+    record: RunRecord, spec: RunSpec, engine: RecordingEngine, checkpoint: Checkpoint
+) -> Iterator[tuple[int, Step]]:
+    """Learn every iteration after a checkpoint, resuming wherever the run was resumed with a new goal."""
     ends, first, settings = spec.schedule_ends(record), checkpoint.iteration, spec.settings
     end = ends[max(after for after in ends if after <= first)]
     train = algos.load(spec.algo).train
@@ -260,35 +271,35 @@ def _steps(record: RunRecord, spec: RunSpec, engine: Recorder, checkpoint: Check
             yield from _steps(record, spec, engine, Checkpoint(iteration, step.state()))
 
 
-def _difference(line: MetricsRow | None, step: Step) -> str:
+def _difference(row: MetricsRow | None, step: Step) -> str:
     parts = trees.digests(step.learned)
     digest = trees.digest(parts)
-    if line is None or line["digest"] == digest:  # a damaged line is missing; the next one covers it
+    if row is None or row["digest"] == digest:  # a damaged line is missing; the next line covers it
         return ""
-    differs = [part for part in sorted(parts | line["digests"]) if parts.get(part) != line["digests"].get(part)]
-    return f"has the digest {digest} now and {line['digest']} in the run; what differs: {', '.join(differs)}"
+    differs = [part for part in sorted(parts | row["digests"]) if parts.get(part) != row["digests"].get(part)]
+    return f"has the digest {digest} now and {row['digest']} in the run; what differs: {', '.join(differs)}"
 
 
 # Playing one episode ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Played:
-    """An episode that was played alone."""
+class ReplayedEpisode:
+    """An episode played alone, and where it differs from the lane's record."""
 
     actions: list[Any]
     answers: list[Answer]
-    """What the environment gave: to the reset, then to each action."""
+    """Results of the reset and of each step."""
     step: int
-    """The first step that differs from the lane's; -1 is the reset."""
+    """The first step that differs from the lane's; -1 for the reset."""
     difference: str
-    """What differs there, in words; empty if nothing does."""
+    """Describes what differs there; empty if nothing does."""
 
 
-def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
-    """Play an episode alone, in a new environment, and compare it with what its lane recorded, bit for bit.
+def replay_episode(episode: RecordedEpisode, env: EnvSpec, break_at: int | None = None) -> ReplayedEpisode:
+    """Play an episode alone in a new environment, and compare it with its lane's record, bit for bit.
 
-    With `break_at` a debugger stops before that step, and where the environment raises.
+    With `break_at`, Python's debugger stops before that step, and where the environment raises.
     """
     fresh = make_env(env)
     answers: list[Answer] = []
@@ -318,11 +329,11 @@ def play(episode: Episode, env: EnvSpec, break_at: int | None = None) -> Played:
             difference = f"it raised {type(error).__name__} alone and not in the lane\n\n{trace}"
     finally:
         fresh.close()
-    return Played(episode.actions, answers, step, difference)
+    return ReplayedEpisode(episode.actions, answers, step, difference)
 
 
-def _unlike(episode: Episode, count: int, answer: Answer, total: float) -> str:
-    """How an answer after `count` steps is unlike the lane's, or nothing."""
+def _unlike(episode: RecordedEpisode, count: int, answer: Answer, total: float) -> str:
+    """Describe how an answer after `count` steps differs from the lane's; empty if it does not."""
     recorded = count - episode.unseen
     ended, should_end = answer.terminated or answer.truncated, count == episode.length
     if ended or should_end:
@@ -346,7 +357,7 @@ def _ending(ended: bool, terminated: bool) -> str:
 
 
 def _unlike_observations(alone: np.ndarray, lane: np.ndarray) -> str:
-    bits = f"u{alone.dtype.itemsize}"  # -0.0 is not 0.0, and NaN is itself
+    bits = f"u{alone.dtype.itemsize}"  # compared by bits: -0.0 differs from 0.0, and NaN equals itself
     places = np.argwhere(alone.view(bits) != lane.view(bits))
     at = tuple(places[0].tolist())
     name = f"observation{list(at) if at else ''}"
@@ -354,7 +365,7 @@ def _unlike_observations(alone: np.ndarray, lane: np.ndarray) -> str:
 
 
 def check_command(env: EnvSpec) -> str:
-    """What to type to find out why an environment gives something else alone."""
+    """Return the command that checks whether an environment is deterministic."""
     return shlex.join(
         [
             *("shoal", "check-env", env.id),
@@ -368,19 +379,19 @@ def check_command(env: EnvSpec) -> str:
 
 
 def save_problems(path: Path) -> list[str]:
-    """Why a table cannot be written there. An existing file is never replaced."""
+    """Describe why an episode cannot be saved there. An existing file is never replaced."""
     problems = []
     if path.suffix != ".csv":
         problems.append(f"an episode is saved as a .csv file, not as {path}")
     if path.exists():
-        problems.append(f"{path} is there already. Remove it, or choose another name")
+        problems.append(f"{path} exists already. Remove it, or choose another name")
     elif not path.parent.is_dir():
         problems.append(f"{path} cannot be written: there is no folder {path.parent}")
     return problems
 
 
-def save(played: Played, path: Path) -> None:
-    """Write one row per step: what was acted on, the action, and what came of it."""
+def save_episode(played: ReplayedEpisode, path: Path) -> None:
+    """Write one row per step: the observation acted on, the action, and the results of the step."""
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     observation, action = played.answers[0].observation, np.asarray(played.actions[0])

@@ -1,4 +1,4 @@
-"""Is the result really the same? Runs the same settings in several ways and compares every iteration's digest."""
+"""Run the same settings on several engines, with and without faults, and compare every iteration's digest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from shoal import engines
+from shoal.algos.base import AlgorithmConfig
 from shoal.base import signals
 from shoal.base.host import available_cores, shoal_command
 from shoal.engines.base import Engine
@@ -30,19 +30,19 @@ from shoal.runs.track import Tracker
 from shoal.testing import redis_faults
 from shoal.testing.redis_rig import RedisRig
 
-_DEADLINE = 600.0  # seconds for a head that is to be killed to get that far
+_DEADLINE = 600.0  # seconds for a head to reach the iteration in which it is killed
 
 
 @dataclass(frozen=True)
-class Way:
+class RunVariant:
     """One way to run the same settings."""
 
     engine: str
     workers: int | None = None
     fault: str = ""
-    """"", "kill-workers" or "kill-head"."""
+    """Empty, "kill-workers" or "kill-head"."""
     then: tuple[str, int | None] | None = None
-    """Engine and workers of the resume, after the head was killed."""
+    """Engine and workers of the resume after the head was killed."""
 
     def __str__(self) -> str:
         text = _label(self.engine, self.workers)
@@ -53,17 +53,17 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one way gave: the lines of its metrics file, and how many workers it lost."""
+class VariantResult:
+    """The metrics of one variant, and the number of workers that it lost."""
 
-    way: Way
-    lines: list[MetricsRow]
+    variant: RunVariant
+    rows: list[MetricsRow]
     lost_workers: int
     seconds: float
 
 
 def parse_engines(text: str) -> list[tuple[str, int | None]]:
-    """`serial,processes:3` as engine names and numbers of workers."""
+    """Parse a list such as `serial,processes:3` into engine names and numbers of workers."""
     found: list[tuple[str, int | None]] = []
     problems: list[str] = []
     for item in text.split(","):
@@ -79,58 +79,59 @@ def parse_engines(text: str) -> list[tuple[str, int | None]]:
     return found
 
 
-def ways(chosen: Sequence[tuple[str, int | None]], kill_workers: bool, kill_head: bool) -> list[Way]:
-    """Every engine plainly, then with faults where it can have them."""
-    plain = [Way(name, workers) for name, workers in chosen]
-    killed = [Way(name, workers, "kill-workers") for name, workers in chosen if name != "serial"]
+def run_variants(chosen: Sequence[tuple[str, int | None]], kill_workers: bool, kill_head: bool) -> list[RunVariant]:
+    """List every engine without faults, then with the faults that it can have."""
+    plain = [RunVariant(name, workers) for name, workers in chosen]
+    killed = [RunVariant(name, workers, "kill-workers") for name, workers in chosen if name != "serial"]
     following = [*chosen[1:], chosen[0]]
-    resumed = [Way(*first, "kill-head", then) for first, then in zip(chosen, following, strict=True)]
+    resumed = [RunVariant(*first, "kill-head", then) for first, then in zip(chosen, following, strict=True)]
     return plain + killed * kill_workers + resumed * kill_head
 
 
-def verify(spec: RunSpec, todo: Sequence[Way], report: Callable[[Outcome], None]) -> str:
-    """Run every way; an empty string if all digests are equal, or the first difference in words."""
-    reference: Outcome | None = None
+def first_difference(spec: RunSpec, variants: Sequence[RunVariant], report: Callable[[VariantResult], None]) -> str:
+    """Run every variant and describe the first difference between digests; empty if all are equal."""
+    reference: VariantResult | None = None
     spec = replace(spec, config=located(spec.config, Path(spec.settings.runs)))
-    # Between runs too: a signal takes the folder along, and heads and servers that were started.
+    # Listen between runs, too: a signal also removes the folder and ends the heads and servers.
     with signals.listening(), tempfile.TemporaryDirectory(prefix="shoal-verify-") as folder:
-        for number, way in enumerate(todo):
+        for number, variant in enumerate(variants):
             name = f"way-{number}"
             own = replace(
-                spec.settings, engine=way.engine, workers=way.workers, runs=folder, name=name, tensorboard=False
+                spec.settings, engine=variant.engine, workers=variant.workers, runs=folder, name=name, tensorboard=False
             )
-            if way.fault:
+            if variant.fault:
                 own = replace(own, checkpoint_every=1)  # or the resume would start from scratch
             begun = time.monotonic()
-            with _rig(way, own.env) as rig:
-                own = replace(own, engine=_address(way.engine, rig))
-                lost = _runner(way)(replace(spec, settings=own), way, rig)
-            lines = RunDir(Path(folder) / name).metrics()
-            outcome = Outcome(way, lines, lost, time.monotonic() - begun)
-            report(outcome)
+            with _rig(variant, own.env) as rig:
+                own = replace(own, engine=_address(variant.engine, rig))
+                lost = _runner(variant)(replace(spec, settings=own), variant, rig)
+            rows = RunDir(Path(folder) / name).metrics()
+            result = VariantResult(variant, rows, lost, time.monotonic() - begun)
+            report(result)
             if reference is None:
-                reference = outcome
-            elif difference := _difference(reference, outcome):
+                reference = result
+            elif difference := _difference(reference, result):
                 return difference
     return ""
 
 
-def _runner(way: Way) -> Callable[[RunSpec, Way, RedisRig | None], int]:
-    if way.then is not None:
+def _runner(variant: RunVariant) -> Callable[[RunSpec, RunVariant, RedisRig | None], int]:
+    if variant.then is not None:
         return _with_killed_head
-    return _under_mpirun if way.engine == "mpi" else _in_this_process
+    return _under_mpirun if variant.engine == "mpi" else _in_this_process
 
 
 @contextlib.contextmanager
-def _rig(way: Way, env: str) -> Iterator[RedisRig | None]:
-    """A Redis server and workers of its own, for a way that needs them."""
-    if "redis" not in (way.engine, way.then and way.then[0]):
+def _rig(variant: RunVariant, env: str) -> Iterator[RedisRig | None]:
+    """Start a Redis server and workers for a variant that needs them."""
+    if "redis" not in (variant.engine, variant.then and variant.then[0]):
         yield None
         return
     module, _, _ = env.rpartition(":")
     with RedisRig(allow=[module] if module else []) as rig:
-        count = (way.workers if way.engine == "redis" else way.then and way.then[1]) or available_cores()
-        for machine in filter(None, (count - count // 2, count // 2)):  # two, to have something between them
+        workers = variant.workers if variant.engine == "redis" else variant.then and variant.then[1]
+        count = workers or available_cores()
+        for machine in filter(None, (count - count // 2, count // 2)):  # two machines, so that lanes move between them
             rig.add_machine(machine)
         rig.wait_for_workers(count)
         yield rig
@@ -140,16 +141,16 @@ def _address(engine: str, rig: RedisRig | None) -> str:
     return rig.address if engine == "redis" and rig is not None else engine
 
 
-def _in_this_process(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
+def _in_this_process(spec: RunSpec, variant: RunVariant, rig: RedisRig | None) -> int:
     quiet = Console(quiet=True)
-    options = {"lease": redis_faults.LEASE} if rig is not None and way.fault else {}
+    options = {"lease": redis_faults.LEASE} if rig is not None and variant.fault else {}
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(engines.make(spec.settings.engine, way.workers, **options))
+        engine = stack.enter_context(engines.make(spec.settings.engine, variant.workers, **options))
         killers: list[Tracker] = []
-        if way.fault == "kill-workers" and rig is not None:
+        if variant.fault == "kill-workers" and rig is not None:
             killers = [stack.enter_context(redis_faults.RedisFaults(rig, engine, spec.settings.iterations or 1))]
-            stack.callback(engine.close)  # before the end of the faults, which takes a restarted server along
-        elif way.fault == "kill-workers":
+            stack.callback(engine.close)  # before the faults end, which stops a restarted server
+        elif variant.fault == "kill-workers":
             killers = [_Killer(engine)]
         run.train(spec, engine=engine, trackers=killers, console=quiet)
         return engine.telemetry().lost_workers
@@ -157,21 +158,20 @@ def _in_this_process(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
 
 
 class _Killer:
-    """A tracker that has a worker killed in each iteration, once that iteration's first task is done."""
+    """A tracker that kills a worker in each iteration, once the first task of that iteration is done."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._closed = False
-        self._strike()
+        self._kill_soon()
 
     def write(self, metrics: MetricsRow) -> None:
-        """An iteration is over, so the next one begins."""
-        self._strike()
+        """Kill a worker in the next iteration."""
+        self._kill_soon()
 
     def close(self) -> None:
-        """No more."""
+        """Do nothing: threads are daemons."""
 
-    def _strike(self) -> None:
+    def _kill_soon(self) -> None:
         threading.Thread(target=_kill_one, args=(self._engine, self._engine.telemetry().tasks), daemon=True).start()
 
 
@@ -181,45 +181,39 @@ def _kill_one(engine: Engine, tasks_before: int) -> None:
         time.sleep(0.001)
     pids = engine.pids
     if pids:
-        os.kill(pids[0], signal.SIGKILL)  # the oldest: it is at work, while the youngest may still be starting
+        os.kill(pids[0], signal.SIGKILL)  # the oldest is busy, while the youngest may still be starting
 
 
-def _under_mpirun(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
-    """Train in a job of its own; with the fault, kill its last rank half-way and see it start again."""
+def _under_mpirun(spec: RunSpec, variant: RunVariant, rig: RedisRig | None) -> int:
+    """Train in a separate MPI job; with the fault, kill its last rank half-way, which restarts the job."""
     folder = RunDir(Path(spec.settings.runs) / str(spec.settings.name))
     with _training(spec) as head:
-        if way.fault:
+        if variant.fault:
             _wait_for_half(folder, spec.settings, head)
             os.kill(_last_rank(folder), signal.SIGKILL)
         _finish(head)
-    return 1 if way.fault else 0
+    return 1 if variant.fault else 0
 
 
-def _with_killed_head(spec: RunSpec, way: Way, rig: RedisRig | None) -> int:
-    """Train in a process of its own, kill it without warning in the middle, and resume here."""
+def _with_killed_head(spec: RunSpec, variant: RunVariant, rig: RedisRig | None) -> int:
+    """Train in a separate process, kill it half-way, and resume the run in this process."""
     folder = RunDir(Path(spec.settings.runs) / str(spec.settings.name))
     with _training(spec) as head:
         _wait_for_half(folder, spec.settings, head)
         head.kill()
     deadline = time.monotonic() + _DEADLINE
     while folder.busy() and time.monotonic() < deadline:
-        time.sleep(0.005)  # of an MPI job only the launcher was killed; its ranks are about to notice
-    if way.then is None:
+        time.sleep(0.005)  # only the launcher of an MPI job was killed; its ranks end soon
+    if variant.then is None:
         raise AssertionError("a killed head is resumed")
-    name, workers = way.then
+    name, workers = variant.then
     if name == "mpi":
-        words = [
-            "resume",
-            str(folder.path),
-            "--engine",
-            name,
-            *([] if workers is None else ["--workers", str(workers)]),
-        ]
-        with _shoal(words) as head:
+        flag = [] if workers is None else ["--workers", str(workers)]
+        with _shoal(["resume", str(folder.path), "--engine", name, *flag]) as head:
             _finish(head)
     else:
-        if rig is not None and name == way.engine == "redis" and (workers or 0) > (way.workers or 0):
-            rig.add_machine((workers or 0) - (way.workers or 0))
+        if rig is not None and name == variant.engine == "redis" and (workers or 0) > (variant.workers or 0):
+            rig.add_machine((workers or 0) - (variant.workers or 0))
         changes = {"engine": _address(name, rig), "workers": workers}
         run.resume(folder.name, folder.path.parent, changes, console=Console(quiet=True))
     return 0
@@ -231,25 +225,25 @@ def _training(spec: RunSpec) -> contextlib.AbstractContextManager[subprocess.Pop
 
 @contextlib.contextmanager
 def _shoal(words: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that has ended when the block has."""
+    """Run a command of Shoal in a process that ends with the block."""
     command = shoal_command(*words)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         except BaseException:
-            process.terminate()  # or the end of this block would wait for the end of the run
+            process.terminate()  # or leaving the block would wait for the end of the run
             raise
 
 
 def _wait_for_half(folder: RunDir, settings: Settings, head: subprocess.Popen[str]) -> None:
     half = (settings.iterations or 2) // 2
     if half < 1:
-        raise UsageError("to kill something half-way there must be at least 2 iterations; use --iterations 2 or more")
+        raise UsageError("faults half-way need at least 2 iterations: use --iterations 2 or more")
     deadline = time.monotonic() + _DEADLINE
     while max(folder.saved(), default=0) < half and time.monotonic() < deadline:
         if head.poll() is not None:
             _, errors = head.communicate()
-            raise UsageError(f"the run that was to be killed did not get to iteration {half}: {errors.strip()}")
+            raise UsageError(f"the run ended before iteration {half}, where it was to be killed: {errors.strip()}")
         time.sleep(0.005)
 
 
@@ -260,7 +254,7 @@ def _finish(head: subprocess.Popen[str]) -> None:
 
 
 def _last_rank(folder: RunDir) -> int:
-    """Process id of a rank that works for a run, found in the process table: nothing but mpirun knows it."""
+    """Find the process id of a run's last rank in the process table: only mpirun knows it otherwise."""
     found: dict[int, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -269,14 +263,14 @@ def _last_rank(folder: RunDir) -> int:
                 item.split(b"=", 1) for item in (process / "environ").read_bytes().split(b"\0") if b"=" in item
             )
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
         if str(folder.path.resolve()).encode() in words and b"OMPI_COMM_WORLD_RANK" in variables:
             found[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(process.name)
     return found[max(found)]
 
 
-def flags(settings: Any) -> list[str]:
-    """Settings as command-line flags, leaving out what was not set."""
+def flags(settings: Settings | AlgorithmConfig) -> list[str]:
+    """Spell settings as command-line flags, except the environment and those that are None."""
     words = []
     for key, value in asdict(settings).items():
         name = key.replace("_", "-")
@@ -291,22 +285,22 @@ def flags(settings: Any) -> list[str]:
     return words
 
 
-def _difference(reference: Outcome, other: Outcome) -> str:
-    """The first iteration and part whose digest differs, with both values."""
-    for line, theirs in zip(reference.lines, other.lines, strict=False):
-        if line["digest"] != theirs["digest"]:
-            parts = [part for part, value in line["digests"].items() if theirs["digests"].get(part) != value]
+def _difference(reference: VariantResult, other: VariantResult) -> str:
+    """Describe the first iteration whose digests differ, with both digests; empty if none do."""
+    for row, theirs in zip(reference.rows, other.rows, strict=False):
+        if row["digest"] != theirs["digest"]:
+            parts = [part for part, value in row["digests"].items() if theirs["digests"].get(part) != value]
             numbers = [
                 f"{key}: {value!r} and {theirs.get(key)!r}"
-                for key, value in line.items()
+                for key, value in row.items()
                 if key.startswith(("rollout/", "train/")) and value != theirs.get(key)
             ]
             return (
-                f"iteration {line['iteration']} differs between {reference.way} ({line['digest']}) and {other.way} "
-                f"({theirs['digest']}), in: {', '.join(parts)}. {'; '.join(numbers)}".strip()
+                f"iteration {row['iteration']} differs between {reference.variant} ({row['digest']}) and "
+                f"{other.variant} ({theirs['digest']}), in: {', '.join(parts)}. {'; '.join(numbers)}".strip()
             )
-    if len(reference.lines) != len(other.lines):
-        return f"{reference.way} has {len(reference.lines)} iterations and {other.way} has {len(other.lines)}"
+    if len(reference.rows) != len(other.rows):
+        return f"{reference.variant} has {len(reference.rows)} iterations and {other.variant} has {len(other.rows)}"
     return ""
 
 

@@ -9,7 +9,7 @@ import pytest
 from shoal import engines
 from shoal.algos import es
 from shoal.base import seeding
-from shoal.commands.evaluate import play
+from shoal.commands.evaluate import evaluate_policy
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault, UsageError
 from shoal.policies.actions import Bins, Categorical, Gaussian, Point
@@ -125,18 +125,16 @@ def test_memory_learns_what_is_shown_once(memory: Any) -> None:
     config = es.Config(**RECALL, memory=memory)
     found = steps(config, "tests.support.toys:Recall-v0", 25)
     with engines.make("serial") as engine:  # the saved policy remembers too
-        assert play(engine, found[-1].policy, 64).returns.mean() > 3.5
+        assert evaluate_policy(engine, found[-1].policy, 64).returns.mean() > 3.5
     saved = Policy.from_record(found[-1].policy.policy.to_record())
     assert saved == found[-1].policy.policy
     assert saved.remembered == (12 if memory == "lstm" else 6)
 
 
 def test_without_memory_it_cannot() -> None:
+    policy = steps(es.Config(**RECALL), "tests.support.toys:Recall-v0", 25)[-1].policy
     with engines.make("serial") as engine:
-        assert (
-            play(engine, steps(es.Config(**RECALL), "tests.support.toys:Recall-v0", 25)[-1].policy, 64).returns.mean()
-            < 2.8
-        )
+        assert evaluate_policy(engine, policy, 64).returns.mean() < 2.8
 
 
 def test_statistics_are_of_all_that_was_seen() -> None:

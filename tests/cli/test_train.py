@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, exit codes, and what is printed."""
+"""The command line as a user meets it: processes, exit codes and output, and how arguments are parsed."""
 
 import json
 import re
@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+from shoal.cli.parsing import parse_spec
+from shoal.errors import UsageError
 from shoal.runs.folder import RunDir
 from tests.support.cli import SMALL, shoal, start, wait_for
 
@@ -80,7 +82,7 @@ def test_resume_of_a_finished_run_and_of_a_new_goal(tmp_path: Path) -> None:
     before = run.metrics_file.read_bytes()
     code, out, _ = shoal("resume", "mine", cwd=tmp_path)
     assert code == 0
-    assert "has reached its goal already. To go on, type: shoal resume mine --steps" in out
+    assert "has reached its goal already. To continue it, run: shoal resume mine --steps" in out
     assert run.metrics_file.read_bytes() == before
     process = start("resume", "mine", "--steps=100_000_000", cwd=tmp_path)
     wait_for(process, run, 4)
@@ -133,6 +135,52 @@ def test_damaged_runs_do_not_hide_the_others(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert re.search(r"good .*finished(.|\n)*bad +unreadable(.|\n)*worse +unreadable", out)
     assert shoal("resume", "bad", cwd=tmp_path)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("alias", "plain"),
+    [
+        (["ppo", "Nope-v0", "--learning-rate", "0.01"], ["ppo", "Nope-v0", "--lr", "0.01"]),
+        (["es", "lander", "--learning_rate=0.01"], ["es", "lander", "--lr=0.01"]),
+        (["ppo", "Nope-v0", "--n-envs", "24"], ["ppo", "Nope-v0", "--width", "6"]),
+        (["ppo", "CartPole-v1", "--n_envs=24"], ["ppo", "CartPole-v1", "--width=12"]),  # the preset has 2 lanes
+        (["trpo", "--env-id=A-v0", "--n-envs=24", "--lanes=3"], ["trpo", "A-v0", "--lanes=3", "--width=8"]),
+        (["dqn", "Nope-v0", "--total-timesteps", "9"], ["dqn", "Nope-v0", "-n", "9"]),
+    ],
+)
+def test_aliases_mean_the_plain_flags(alias: list[str], plain: list[str]) -> None:
+    assert parse_spec("train", alias) == parse_spec("verify", plain)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--n-envs=30"], r"--n-envs 30 is not a multiple of the number of lanes, 8 .*: use --n-envs 24 or 32"),
+        (["--n-envs", "5", "--lanes=6"], r"--n-envs 5 is not a multiple of the number of lanes, 6 .*: use --n-envs 6,"),
+        (["--n-envs=-8"], r"--n-envs -8 is not a positive multiple of the number of lanes, 8 .*: use --n-envs 8,"),
+        (["--n-envs=many"], "--n-envs must be a number, not 'many'"),
+        (["--n-envs=32", "--width", "4"], "--n-envs 32 and --width 4 both set the width"),
+    ],
+)
+def test_numbers_of_environments_that_do_not_fit(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_spec("train", ["trpo", "Nope-v0", *words])
+    assert caught.value.exit_code == 2
+
+
+def test_an_alias_of_a_setting_that_the_algorithm_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_spec("train", ["trpo", "Nope-v0", "--learning-rate=1"])
+    assert "Unrecognized options: --learning-rate" in "".join(capsys.readouterr())
+
+
+def test_help_names_each_default_once_and_the_aliases(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_spec("train", ["ppo", "--help"])
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Number of workers (default: one per core; on redis, how many to wait for). Does not" in words
+    assert "environment's limit). --step-limit" in words
+    assert words.endswith("--learning-rate X is --lr X; --n-envs N is --width W with lanes x W = N.")
 
 
 def test_signal_during_verify(tmp_path: Path) -> None:
@@ -195,7 +243,7 @@ def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
         "gamma must be",
         "seed must be",
         "Did you mean processes?",
-        "cannot be the name",
+        "is not a valid name",
         "must be a JSON object",
         "CartPol",
     ):
@@ -275,7 +323,7 @@ def test_signals_save_and_say_how_to_go_on(number: int, code: int, tmp_path: Pat
     assert err == ""
     saved = run.saved()[0]
     assert saved == len(run.metrics())
-    assert f"saved iteration {saved}; go on with: shoal resume mine" in out
+    assert f"saved iteration {saved}; continue with: shoal resume mine" in out
     assert not psutil.wait_procs(children, timeout=15)[1]
     code, out, _ = shoal("resume", "mine", f"--iterations={saved + 1}", cwd=tmp_path)
     assert code == 0
@@ -328,7 +376,7 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
         (folder / "manifest.json").write_text("{}")
     code, _, err = shoal("resume", "mine", "--iterations=6", cwd=tmp_path)
     assert code == 2
-    assert "no checkpoint of" in err
+    assert "has no checkpoint left to resume from" in err
 
 
 def test_full_disk(tmp_path: Path) -> None:

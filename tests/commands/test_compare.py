@@ -16,12 +16,11 @@ import pytest
 from rich.console import Console
 
 from shoal.commands.compare import findings, heads
-from shoal.commands.compare.plan import Comparison, plan, unequal
+from shoal.commands.compare.plan import Comparison, plan_runs, tuning_warning
 from shoal.errors import UsageError
 from shoal.learning import xla
 from shoal.runs import run
 from shoal.runs.folder import RunDir
-from shoal.runs.spec import RunSpec
 from tests.support.cli import shoal, start
 
 xla.start(1)
@@ -50,10 +49,10 @@ def test_each_run_is_what_it_is_alone_and_is_not_run_again(tmp_path: Path) -> No
     code, out, err = shoal(*asked, "--at-once=3", cwd=tmp_path)
     assert (code, err) == (0, "")
     settings = tuple(asked[asked.index("--set") + 1 : -3])
-    for job in plan(Comparison(WALK, ("ppo", "dqn"), 2, 512, settings, runs=str(tmp_path / "alone")))[1:3]:
-        lone = dataclasses.replace(job.settings, engine="serial", tensorboard=False)
-        alone = run.train(RunSpec(job.algo, lone, job.config), console=Console(quiet=True))
-        shared = RunDir(folder(tmp_path) / job.run.name)
+    for job in plan_runs(Comparison(WALK, ("ppo", "dqn"), 2, 512, settings, runs=str(tmp_path / "alone")))[1:3]:
+        lone = dataclasses.replace(job.spec.settings, engine="serial", tensorboard=False)
+        alone = run.train(dataclasses.replace(job.spec, settings=lone), console=Console(quiet=True))
+        shared = RunDir(folder(tmp_path) / job.folder.name)
         assert [line["digest"] for line in shared.metrics()] == [line["digest"] for line in alone.run.metrics()]
         assert f"digest {alone.metrics['digest']}" in out
     table = (folder(tmp_path) / "table.md").read_text()
@@ -103,7 +102,7 @@ def test_a_signal_saves_all_and_the_same_command_goes_on(tmp_path: Path) -> None
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
         assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
-        assert number == signal.SIGKILL or "type the same command again" in out
+        assert number == signal.SIGKILL or "run the same command again" in out
         assert "Traceback" not in out + err
         assert psutil.wait_procs(children, timeout=15)[1] == []
         reached = {name: saved_whole(tmp_path, name) for name in reached}
@@ -114,7 +113,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     code, out, err = shoal(*words("dqn", "trpo", env="tests.support.toys:Aim-v0", seeds=1), cwd=tmp_path)
     assert code == 1
     assert "Traceback" not in out + err
-    assert re.search(r"dqn seed 0 failed after .* s: dqn chooses one of a fixed number of actions", out)
+    assert re.search(r"dqn seed 0 failed after .* s: dqn needs a Discrete action space", out)
     assert "Failed:  dqn seed 0" in out
     assert re.search(r"^\| trpo ", out, re.MULTILINE)
 
@@ -138,43 +137,45 @@ def comparison(tmp_path: Path, **values: Any) -> Comparison:
 
 
 def test_presets_overrides_and_steps(tmp_path: Path) -> None:
-    jobs = plan(comparison(tmp_path, seeds=2, set=("dqn.hidden=32,16", "ppo.max_kl=none", "ppo.normalise=false")))
+    jobs = plan_runs(comparison(tmp_path, seeds=2, set=("dqn.hidden=32,16", "ppo.max_kl=none", "ppo.normalise=false")))
     assert [str(job) for job in jobs] == ["ppo seed 0", "dqn seed 0", "ppo seed 1", "dqn seed 1"]
     ppo, dqn = jobs[:2]
-    assert {job.settings.steps for job in jobs} == {100_000}, "the most that a preset has"
-    assert (ppo.config.gamma, ppo.config.max_kl, ppo.config.normalise) == (0.98, None, False)
-    assert (dqn.config.hidden, dqn.config.n_step) == ((32, 16), 5)
-    assert plan(comparison(tmp_path, preset=False))[0].config.gamma == 0.99
-    pong = plan(comparison(tmp_path, env="Pong-ram", algos=("dqn", "trpo")))
-    assert {(job.settings.env, job.settings.env_kwargs) for job in pong} == {("ALE/Pong-v5", '{"obs_type": "ram"}')}
-    assert pong[1].config.gamma == 0.995
+    assert {job.spec.settings.steps for job in jobs} == {100_000}, "the most that a preset has"
+    assert (ppo.spec.config.gamma, ppo.spec.config.max_kl, ppo.spec.config.normalise) == (0.98, None, False)
+    assert (dqn.spec.config.hidden, dqn.spec.config.n_step) == ((32, 16), 5)
+    assert plan_runs(comparison(tmp_path, preset=False))[0].spec.config.gamma == 0.99
+    pong = plan_runs(comparison(tmp_path, env="Pong-ram", algos=("dqn", "trpo")))
+    assert {(job.spec.settings.env, job.spec.settings.env_kwargs) for job in pong} == {
+        ("ALE/Pong-v5", '{"obs_type": "ram"}')
+    }
+    assert pong[1].spec.config.gamma == 0.995
 
 
 def test_what_optimizers_print_is_no_progress() -> None:
-    assert heads.progress('{"steps": 7, "return": null}') == (7, None)
-    assert [heads.progress(line) for line in ("{'a': 1}", "{}", "[1]", "7", "", "{steps")] == [None] * 6
+    assert heads.parse_progress('{"steps": 7, "return": null}') == (7, None)
+    assert [heads.parse_progress(line) for line in ("{'a': 1}", "{}", "[1]", "7", "", "{steps")] == [None] * 6
 
 
 def test_a_side_without_a_preset_is_named(tmp_path: Path) -> None:
     sides = ("es", "nevergrad:DE")
-    assert "no preset for this task for nevergrad:DE, only" in unequal(
-        plan(comparison(tmp_path, env="ant", algos=sides))
+    assert "no preset for this task for nevergrad:DE, only" in tuning_warning(
+        plan_runs(comparison(tmp_path, env="ant", algos=sides))
     )
-    assert not unequal(plan(comparison(tmp_path, env="lander", algos=sides))), "both have one"
-    assert not unequal(plan(comparison(tmp_path, algos=sides, preset=False))), "neither has one"
+    assert not tuning_warning(plan_runs(comparison(tmp_path, env="lander", algos=sides))), "both have one"
+    assert not tuning_warning(plan_runs(comparison(tmp_path, algos=sides, preset=False))), "neither has one"
 
 
 def test_runs_with_other_settings_are_not_gone_on_with(tmp_path: Path) -> None:
-    job = plan(comparison(tmp_path, seeds=1))[0]
-    run.create(RunSpec(job.algo, job.settings, job.config))
-    assert plan(comparison(tmp_path, seeds=3)), "more seeds go with those that are there"
+    job = plan_runs(comparison(tmp_path, seeds=1))[0]
+    run.create(job.spec)
+    assert plan_runs(comparison(tmp_path, seeds=3)), "more seeds go with those that are there"
     with pytest.raises(UsageError, match=r"ppo-seed0 in .*lr 0.001 then, 0.01 now.*another --name") as caught:
-        plan(comparison(tmp_path, set=("ppo.lr=0.01",)))
+        plan_runs(comparison(tmp_path, set=("ppo.lr=0.01",)))
     assert len(caught.value.problems) == 1
 
 
 def finding(label: str, seed: int, score: float, points: list[tuple[float, float, float]]) -> findings.Finding:
-    job = plan(Comparison("CartPole-v1", (label,), seeds=seed + 1))[seed]
+    job = plan_runs(Comparison("CartPole-v1", (label,), seeds=seed + 1))[seed]
     return findings.Finding(job, score, np.array(points))
 
 
@@ -188,10 +189,10 @@ def test_table_and_lines() -> None:
     assert rows[2] == ["dqn", "1", "50.0", "50.0 to 50.0", "50.0", "50.0", "0", "100", "1.0"], "the best is first"
     assert rows[3] == ["ppo", "2", "20.0", "10.0 to 30.0", "20.0", "10.0", "100 (1 of 2)", "100", "2.0"]
     assert findings.tabulate(found, 99).count("never") == 2
-    over_time = findings._line(found[:2], 1)
+    over_time = findings._curve(found[:2], 1)
     assert over_time.points[-1] == (3.0, 20.0), "one that has ended keeps its last return"
     assert over_time.band[-1] == (3.0, 10.0, 30.0)
-    halfway = findings._line(found[:2], 0)
+    halfway = findings._curve(found[:2], 0)
     np.testing.assert_allclose(np.array(halfway.points)[:, 1], np.linspace(0, 20, findings.POINTS))
 
 
@@ -201,8 +202,8 @@ def test_returns_along_the_way_are_means_of_a_hundred_episodes() -> None:
         for n in range(10)
     ]
     own = [*[n / 2 for n in range(5)], 3, 4, 5, 6, 7]  # means of the last five, of 20 episodes each
-    np.testing.assert_allclose(findings.curve(lines, 20)[:, 2], own)
-    np.testing.assert_allclose(findings.curve(lines, 0)[:, 2], [-n for n in range(10)])
+    np.testing.assert_allclose(findings.learning_curve(lines, 20)[:, 2], own)
+    np.testing.assert_allclose(findings.learning_curve(lines, 0)[:, 2], [-n for n in range(10)])
 
 
 @pytest.mark.processes
@@ -229,4 +230,4 @@ def test_a_run_in_which_no_episode_ended_is_in_the_table() -> None:
     found = [finding("ppo", 0, 10.0, [(100, 1, math.nan)]), finding("dqn", 0, 5.0, [(100, 1, math.nan), (200, 2, 5.0)])]
     text = findings.tabulate(found, 7)
     assert re.search(r"ppo .* nan .* never .* 100 ", text)
-    assert findings.picture("x", found).count("<polyline") == 2, "of the other one"
+    assert findings.plot("x", found).count("<polyline") == 2, "of the other one"

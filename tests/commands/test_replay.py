@@ -57,10 +57,10 @@ def resumed(folder: RunDir, iterations: int | None = None) -> None:
         run.resume("mine", folder.path.parent, goal, engine=engine, console=Console(quiet=True))
 
 
-def again(folder: RunDir, iteration: int) -> tuple[replay.Again, str]:
+def again(folder: RunDir, iteration: int) -> tuple[replay.RelearnedIteration, str]:
     """The iteration learned again, and from where."""
     said: list[str] = []
-    found = replay.learn_again(folder, iteration, None, said.append)
+    found = replay.relearn(folder, iteration, None, said.append)
     (line,) = said
     return found, line
 
@@ -94,7 +94,7 @@ ODD = {"env_kwargs": json.dumps({"observation": "dict", "action": "from one"}), 
 def test_every_episode_of_a_run_is_equal(algo: str, config: Any, settings: Any, tmp_path: Path) -> None:
     folder = trained(tmp_path, algo, config, **settings)
     before = contents(folder)
-    found: list[replay.Episode] = []
+    found: list[replay.RecordedEpisode] = []
     unseen = []
     starts = []
     for iteration in range(1, 5):
@@ -102,7 +102,7 @@ def test_every_episode_of_a_run_is_equal(algo: str, config: Any, settings: Any, 
         assert there.difference == ""
         starts.append(said)
         for episode in there.episodes:
-            assert replay.play(episode, there.env).difference == ""
+            assert replay.replay_episode(episode, there.env).difference == ""
         found += there.episodes
         unseen.append(max(episode.unseen for episode in there.episodes))
     assert starts == [
@@ -138,7 +138,7 @@ def test_a_run_that_was_resumed_with_another_goal(tmp_path: Path) -> None:
     assert (said, there.difference) == ("Learning iterations 1 to 4 again, from the start", "")
     assert max(episode.length for episode in there.episodes) > 8, "one spans fragments"
     assert all(episode.unseen == 0 for episode in there.episodes), "also not the part before the resume"
-    assert not [e for e in there.episodes if replay.play(e, there.env).difference]
+    assert not [e for e in there.episodes if replay.replay_episode(e, there.env).difference]
 
     record = folder.record()
     folder.write_record(record | {"schedule_ends": {"0": 256}})
@@ -194,12 +194,12 @@ def test_the_learner_has_the_threads_of_the_run(copy: RunDir) -> None:
 # The engine that records -----------------------------------------------------------------------------------------
 
 
-def test_recorder_follows_lanes_that_move() -> None:
+def test_recording_engine_follows_lanes_that_move() -> None:
     _, weights = policy_for(WALK)
     found = []
     for forget in (False, True):
         tasks.held.clear()
-        with replay.Recorder() as engine:
+        with replay.RecordingEngine() as engine:
             side = head_side(engine, WALK)
             for _ in range(6):
                 side.fragments(engine.share(weights), 5)
@@ -213,11 +213,11 @@ def test_recorder_follows_lanes_that_move() -> None:
         assert one.unseen == 0
 
 
-def test_recorder_counts_results_when_they_are_taken() -> None:
+def test_recording_engine_counts_results_when_they_are_taken() -> None:
     """An algorithm may submit the next iteration's tasks before it yields this one."""
     policy, weights = policy_for(WALK)
     place = {"seed": 5, "purpose": "episode", "width": 4, "env": WALK.to_record()}
-    with replay.Recorder() as engine:
+    with replay.RecordingEngine() as engine:
         first, second = (
             engine.submit(tasks.episodes, place | {"lane": lane}, policy.to_record(), weights, {"episodes": 3})
             for lane in (0, 1)
@@ -234,11 +234,11 @@ def test_recorder_counts_results_when_they_are_taken() -> None:
 
 
 @pytest.fixture(scope="module")
-def episode() -> replay.Episode:
+def episode() -> replay.RecordedEpisode:
     """Ten steps and more, of which the first three were not seen."""
     policy, weights = policy_for(WALK)
     place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": WALK.to_record()}
-    with replay.Recorder() as engine:
+    with replay.RecordingEngine() as engine:
         engine.submit(tasks.episodes, place, policy.to_record(), weights, {"episodes": 20}).result()
         whole = next(e for e in engine.ended if e.length >= 10 and e.terminated)
     return dataclasses.replace(whole, observations=whole.observations[3:], rewards=whole.rewards[3:])
@@ -250,9 +250,9 @@ def changed(array: np.ndarray, at: Any) -> np.ndarray:
     return copy
 
 
-def test_one_bit_is_noticed_and_named(episode: replay.Episode) -> None:
+def test_one_bit_is_noticed_and_named(episode: replay.RecordedEpisode) -> None:
     def verdict(**changes: Any) -> tuple[int, str]:
-        played = replay.play(dataclasses.replace(episode, **changes), WALK)
+        played = replay.replay_episode(dataclasses.replace(episode, **changes), WALK)
         return played.step, played.difference
 
     last = episode.length - 1
@@ -296,11 +296,11 @@ def test_an_environment_that_differs_alone(how: str, message: str, monkeypatch: 
     )  # one to look at its spaces, and the lane's four
     policy, weights = policy_for(env)
     place = {"seed": 5, "purpose": "episode", "lane": 0, "width": 4, "env": env.to_record()}
-    with replay.Recorder() as engine:
+    with replay.RecordingEngine() as engine:
         engine.submit(tasks.episodes, place, policy.to_record(), weights, {"episodes": 4}).result()
         episode = max(engine.ended, key=lambda episode: episode.length)
     assert episode.length > 3
-    played = replay.play(episode, env)
+    played = replay.replay_episode(episode, env)
     assert played.step == (episode.length - 1 if how == "goes on" else 2)
     assert re.fullmatch(message, played.difference)
     assert replay.check_command(env).startswith('shoal check-env tests.support.toys:Crowded-v0 --env-kwargs \'{"how": ')
@@ -340,7 +340,7 @@ def test_list_play_and_save_while_the_run_is_held(shared_run: RunDir, tmp_path: 
     assert out.splitlines()[0] == "Learning iteration 3 again, from the checkpoint of 2"
     assert f"slot {wanted.slot}, episode {wanted.number} of the slot, reset seed {wanted.seed}" in out
     assert f"Equal: {wanted.length} steps, return {wanted.total}, {wanted.end}" in out
-    assert f"Of its first {wanted.unseen} steps, before that checkpoint, only the actions are known" in out
+    assert f"Only the actions of its first {wanted.unseen} steps, before that checkpoint, are known" in out
 
     with table.open(newline="") as file:
         rows = list(csv.reader(file))
@@ -408,7 +408,7 @@ def test_environments_that_break_the_rules(tmp_path: Path) -> None:
     code, out, err = shoal(*words, cwd=tmp_path)
     assert (code, err) == (1, "")
     assert re.search(r"DIFFERENT: iteration 1 has the digest \w+ now and \w+ in the run; what differs: .*value", out)
-    assert "type: shoal check-env tests.support.toys:Careless-v0" in out
+    assert "run: shoal check-env tests.support.toys:Careless-v0" in out
     assert not (tmp_path / "episode.csv").exists()
 
     shutil.rmtree(tmp_path / "runs")
@@ -417,8 +417,8 @@ def test_environments_that_break_the_rules(tmp_path: Path) -> None:
     code, out, err = shoal(*words, cwd=tmp_path)
     assert (code, err) == (1, "")
     assert re.search(r"DIFFERENT from the reset on: observation\[0\] is \S+ alone and \S+ in the lane \(3 of 3", out)
-    assert "type: shoal check-env tests.support.toys:Sticky-v0" in out
-    assert "type: shoal replay mine --iteration 1 --episode 7 --pdb --at 0" in out
+    assert "run: shoal check-env tests.support.toys:Sticky-v0" in out
+    assert "run: shoal replay mine --iteration 1 --episode 7 --pdb --at 0" in out
     assert (tmp_path / "episode.csv").exists(), "the episode as it was alone"
 
 
@@ -434,10 +434,13 @@ def test_mistakes(shared_run: RunDir, tmp_path: Path) -> None:
     count = len(again(shared_run, 3)[0].episodes)
     mine = str(shared_run.path)
     for words, messages in (
-        (["none", "--iteration=1", "--at=3"], ["there is no run 'none' in runs", "--at says where --pdb stops"]),
+        (
+            ["none", "--iteration=1", "--at=3"],
+            ["there is no run 'none' in runs", "--at sets the step before which --pdb stops"],
+        ),
         (
             [mine, "--iteration=9", "--save=there.csv"],
-            ["for one episode: choose it", "there.csv is there already", "no iteration 9: it has 1 to 4"],
+            ["for one episode: choose it", "there.csv exists already", "no iteration 9: it has 1 to 4"],
         ),
         (
             [mine, "--iteration=3", f"--episode={count}", "--save=no/a.txt"],
@@ -447,7 +450,7 @@ def test_mistakes(shared_run: RunDir, tmp_path: Path) -> None:
                 f"no episode {count}: {count} ended in it, 0 to {count - 1}",
             ],
         ),
-        ([mine, "--iteration=3", "--episode=0", "--pdb", "--at=99"], ["no step 99 to stop before: use --at 0 to"]),
+        ([mine, "--iteration=3", "--episode=0", "--pdb", "--at=99"], ["the episode has no step 99: use --at 0 to"]),
     ):
         code, out, err = shoal("replay", *words, cwd=tmp_path)
         assert code == 2
@@ -455,9 +458,9 @@ def test_mistakes(shared_run: RunDir, tmp_path: Path) -> None:
         assert "Traceback" not in err
         assert ("Learning" in out) == ("--pdb" in words), "most are found before anything is learned again"
     for iteration, number, message in ((0, None, "no iteration 0"), (5, 0, "no iteration 5"), (3, -1, "no episode -1")):
-        (problem,) = replay.problems(shared_run, iteration, number)
+        (problem,) = replay.replay_problems(shared_run, iteration, number)
         assert message in problem
-    assert replay.problems(shared_run, 3, count - 1) == []
+    assert replay.replay_problems(shared_run, 3, count - 1) == []
 
 
 def test_an_iteration_without_an_ended_episode(copy: RunDir, tmp_path: Path) -> None:
@@ -466,11 +469,11 @@ def test_an_iteration_without_an_ended_episode(copy: RunDir, tmp_path: Path) -> 
         line["rollout/episodes"] = total
     copy.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     hint = ". The nearest iterations with one: 2, 4"
-    assert replay.problems(copy, 1, None) == [f"no episode ended in iteration 1{hint}"]
-    assert replay.problems(copy, 3, 0) == [f"no episode ended in iteration 3{hint}"]
-    assert replay.problems(copy, 2, 2) == replay.problems(copy, 2, None) == []
+    assert replay.replay_problems(copy, 1, None) == [f"no episode ended in iteration 1{hint}"]
+    assert replay.replay_problems(copy, 3, 0) == [f"no episode ended in iteration 3{hint}"]
+    assert replay.replay_problems(copy, 2, 2) == replay.replay_problems(copy, 2, None) == []
     copy.metrics_file.write_text("")
-    assert replay.problems(copy, 1, None) == ["the run mine has no iteration 1: it has none yet"]
+    assert replay.replay_problems(copy, 1, None) == ["the run mine has no iteration 1: it has none yet"]
 
     quick = PPO | {"batch_steps": 8}  # one step of each slot: nothing ends in the first iteration, or counts as ended
     short = trained(

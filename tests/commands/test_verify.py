@@ -45,7 +45,7 @@ def test_start_from_a_saved_policy_and_resume(tmp_path: Path) -> None:
     assert code == 0, out + err
     code, _, err = shoal("replay", "first", "--iteration=1", cwd=tmp_path)
     assert code == 2
-    assert "scores alone" in err
+    assert "send only scores" in err
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_rank_that_dies_costs_time_only(tmp_path: Path, plain: list[str]) -> N
     os.kill(_last_rank(run), signal.SIGKILL)
     out, err = head.communicate(timeout=100)
     assert head.returncode == 0, out + err
-    assert "starting again from iteration" in out + err
+    assert "restarting from iteration" in out + err
     assert digests(tmp_path, "mpi") == plain
 
 

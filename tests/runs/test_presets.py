@@ -53,9 +53,9 @@ def test_what_the_documents_promise_is_there(algo: str, names: set[str]) -> None
 @pytest.mark.parametrize(("algo", "name"), ALL, ids=[f"{algo}-{name}" for algo, name in ALL])
 def test_a_preset_is_shown_as_it_could_be_typed(algo: str, name: str) -> None:
     env, words = presets.command_line(algo, name)
-    _, short = parsing.algorithm("train", [algo, name])
-    _, typed = parsing.algorithm("train", [algo, env, *words, "--no-preset"])
-    assert vars(typed) == vars(short)
+    short = parsing.parse_spec("train", [algo, name])
+    typed = parsing.parse_spec("train", [algo, env, *words, "--no-preset"])
+    assert typed == short
 
 
 @pytest.mark.processes

@@ -25,7 +25,7 @@ def start(
 
 
 def read_until(process: "subprocess.Popen[str]", words: str) -> str:
-    """Read what a process prints until it has said something."""
+    """Read the output of a process until it contains these words."""
     assert process.stdout is not None
     text = ""
     while words not in text:

@@ -1,7 +1,9 @@
-"""`shoal compare`: several algorithms, or optimizers of one, with several seeds on one task.
+"""`shoal compare`: several algorithms, or optimizers of one algorithm, with several seeds on one task.
 
-plan.py      what was asked for as runs, each with its folder and settings
-heads.py     runs that learn at the same time, each in a process of its own, on workers that they share
-head.py      that process
-findings.py  what the runs gave: a table, and a picture
+plan.py       the runs to train, each with its folder and settings
+overrides.py  the settings that --set gives
+session.py    trains and scores the runs on one engine
+heads.py      runs that train at the same time, each in its own head process, on workers that they share
+head.py       that process
+findings.py   the results: scores, learning curves, a table and a plot
 """

@@ -1,6 +1,6 @@
-"""The process of one run in a comparison: it learns with an engine that is lent to it, and says how far it is.
+"""The process of one run in a comparison: trains on the owner's engine and prints its progress.
 
-Each line of its output is progress, as JSON, or something to read.
+Each line of its output is progress, as JSON, or a message for the user.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -24,53 +24,57 @@ from shoal.runs.metrics import MetricsRow
 from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, make_config
 
-_EVERY = 0.5  # seconds between words on progress
+if TYPE_CHECKING:
+    from shoal.commands.compare.heads import ComparedRunRecord
+
+_EVERY = 0.5  # seconds between lines of progress
 
 
 class _Progress:
-    """A tracker that says how far the run is."""
+    """A tracker that prints the progress of the run."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def write(self, metrics: MetricsRow) -> None:
-        """Say it, if the last word is old enough."""
+        """Print a line, unless the last one is recent."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _EVERY
             known = {"steps": metrics["time/total_timesteps"], "return": metrics.get("rollout/ep_rew_mean")}
-            with contextlib.suppress(BrokenPipeError):  # nobody listens any more, which the engine is about to say
+            with contextlib.suppress(BrokenPipeError):  # the owner is gone, which the engine is about to report
                 print(json.dumps({"iteration": metrics["iteration"], **known}), flush=True)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no file is open."""
 
 
-def learn(job: dict[str, Any], engine: EngineProxy) -> None:
-    """Begin a run, or go on with it, up to its goal."""
-    settings = Settings(**job["settings"])
+def train_run(record: ComparedRunRecord, engine: EngineProxy) -> None:
+    """Start or resume a run and train it to its goal."""
+    settings = Settings(**record["settings"])
     found = RunDir(Path(settings.runs) / str(settings.name))
-    options: dict[str, Any] = {"engine": engine, "trackers": [_Progress()], "console": Console(quiet=True)}
+    trackers, quiet = [_Progress()], Console(quiet=True)
     if found.config_file.is_file():
         changes = {"engine": settings.engine, "workers": settings.workers}
-        run.resume(found.name, found.path.parent, changes, **options)
+        run.resume(found.name, found.path.parent, changes, engine=engine, trackers=trackers, console=quiet)
     else:
-        run.train(RunSpec(job["algo"], settings, make_config(job["algo"], job["config"])), **options)
+        spec = RunSpec(record["algo"], settings, make_config(record["algo"], record["config"]))
+        run.train(spec, engine=engine, trackers=trackers, console=quiet)
 
 
 def main() -> None:
-    """Arguments: the number of the inherited socket, and the job as JSON.
+    """Train the run of a `ComparedRunRecord`. Arguments: the number of the inherited socket, and the record as JSON.
 
-    When the owner dies, the socket closes, which ends the run like any fault of an engine: saved.
+    When the owner dies, the socket closes, which ends the run like any error of an engine: it is saved.
     """
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    job = json.loads(sys.argv[2])
-    sys.path[:] = job["path"]
+    record: ComparedRunRecord = json.loads(sys.argv[2])
+    sys.path[:] = record["path"]
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
-        with EngineProxy(connection, job["workers"]) as engine:
-            learn(job, engine)
+        with EngineProxy(connection, record["workers"]) as engine:
+            train_run(record, engine)
     except Stopped as stop:
         sys.exit(128 + stop.number)
     except ShoalError as error:

@@ -1,7 +1,7 @@
-"""Runs that learn at the same time, each in a process of its own, on one engine that is lent to all of them.
+"""Train several runs at the same time, each in its own head process, on one engine that they share.
 
-A process for each, because much of what a result depends on belongs to a process: the learner's threads, and the
-random numbers of libraries that keep theirs to themselves. So each run is, bit for bit, what it is alone.
+Each run has its own process because results depend on state of the process: the learner's threads, and the random
+numbers of libraries that keep a global generator. So each run produces the same bits as it would alone.
 """
 
 from __future__ import annotations
@@ -16,36 +16,58 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from shoal.base.host import WORKER_ENVIRONMENT, module_command, python_path
-from shoal.commands.compare.plan import Job
+from shoal.commands.compare.plan import ComparedRun
 from shoal.engines.base import Engine
 from shoal.engines.proxy import EngineServer
 from shoal.errors import Stopped
 
 
-class Watcher(Protocol):
-    """Told what happens to the runs, by several threads."""
+class ComparedRunRecord(TypedDict):
+    """What a head is started with, as JSON."""
 
-    def began(self, job: Job) -> None:
-        """A run begins, or goes on."""
-
-    def progress(self, job: Job, steps: int, score: float | None) -> None:
-        """How far a run is, and its mean return."""
-
-    def said(self, job: Job, text: str) -> None:
-        """Something about a run that a person should read."""
-
-    def ended(self, job: Job, failure: str) -> None:
-        """A run has reached its goal, or failed."""
+    algo: str
+    settings: dict[str, Any]
+    """Fields of `Settings`."""
+    config: dict[str, Any]
+    """Fields of the algorithm's settings, with lists for tuples."""
+    workers: int
+    """Number of workers of the shared engine."""
+    path: list[str]
+    """`sys.path` of the owner."""
 
 
-def learn(jobs: Sequence[Job], engine: Engine, at_once: int, watcher: Watcher) -> dict[Job, str]:
-    """Bring all runs to their goals, so many at once. What failed, and why; `Stopped` once all have saved."""
-    heads = _Heads(engine, watcher)
+class ComparisonListener(Protocol):
+    """Receives the progress of all runs, from several threads."""
+
+    def started(self, at_once: int, workers: int) -> None:
+        """The engine has started."""
+
+    def began(self, run: ComparedRun) -> None:
+        """A run begins or is resumed."""
+
+    def progress(self, run: ComparedRun, steps: int, score: float | None) -> None:
+        """A run has taken this many steps and has this mean return."""
+
+    def printed(self, run: ComparedRun, text: str) -> None:
+        """A run that did not fail has printed a line."""
+
+    def ended(self, run: ComparedRun, failure: str) -> None:
+        """A run has reached its goal or, if `failure` is not empty, failed."""
+
+
+def train_all(
+    planned: Sequence[ComparedRun], engine: Engine, at_once: int, listener: ComparisonListener
+) -> dict[ComparedRun, str]:
+    """Train all runs to their goals, `at_once` at a time, and return why runs failed.
+
+    Raises `Stopped` once all heads have saved.
+    """
+    heads = _Heads(engine, listener)
     with ThreadPoolExecutor(at_once, thread_name_prefix="shoal-head") as pool:
-        futures = {pool.submit(heads.learn, job): job for job in jobs}
+        futures = {pool.submit(heads.train, run): run for run in planned}
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         except Stopped:
@@ -53,56 +75,56 @@ def learn(jobs: Sequence[Job], engine: Engine, at_once: int, watcher: Watcher) -
                 future.cancel()
             heads.stop()
             raise  # after the pool's threads have seen their heads end
-        return {job: failure for future, job in futures.items() if (failure := future.result())}
+        return {run: failure for future, run in futures.items() if (failure := future.result())}
 
 
 class _Heads:
-    def __init__(self, engine: Engine, watcher: Watcher) -> None:
-        self._engine, self._watcher = engine, watcher
+    def __init__(self, engine: Engine, listener: ComparisonListener) -> None:
+        self._engine, self._listener = engine, listener
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[str]] = set()
         self._stopping = False
 
-    def learn(self, job: Job) -> str:
-        """Bring one run to its goal. Empty, or why it failed."""
-        if job.finished:
+    def train(self, run: ComparedRun) -> str:
+        """Train one run to its goal in a new head. Returns why it failed, or an empty string."""
+        if run.finished:
             return ""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             if self._stopping:
                 ours.close()
                 return ""
-            process = _start(job, theirs, self._engine.workers)
+            process = _start(run, theirs, self._engine.workers)
             self._processes.add(process)
-        self._watcher.began(job)
-        server = threading.Thread(target=EngineServer(self._engine, ours, str(job)).serve, daemon=True)
+        self._listener.began(run)
+        server = threading.Thread(target=EngineServer(self._engine, ours, str(run)).serve, daemon=True)
         server.start()
-        said = self._read(job, process)
+        printed = self._read(run, process)
         code = process.wait()
         server.join()
         with self._lock:
             self._processes.remove(process)
-        failure = "" if code == 0 or self.stopping else "\n".join(said) or _end(code)
-        for line in [] if failure else said:
-            self._watcher.said(job, line)
+        failure = "" if code == 0 or self.stopping else "\n".join(printed) or _death(code)
+        for line in [] if failure else printed:
+            self._listener.printed(run, line)
         if not self.stopping:
-            self._watcher.ended(job, failure)
+            self._listener.ended(run, failure)
         return failure
 
-    def _read(self, job: Job, process: subprocess.Popen[str]) -> list[str]:
-        """Pass on how far a head is, until it ends. What else it said, for people."""
-        said: list[str] = []
+    def _read(self, run: ComparedRun, process: subprocess.Popen[str]) -> list[str]:
+        """Pass on the progress of a head until it ends, and return the other lines of its output."""
+        printed: list[str] = []
         for line in process.stdout or ():
-            known = progress(line)
+            known = parse_progress(line)
             if known is not None:
-                self._watcher.progress(job, *known)
+                self._listener.progress(run, *known)
             elif line.strip():
-                said.append(line.strip())
-        return said
+                printed.append(line.strip())
+        return printed
 
     @property
     def stopping(self) -> bool:
-        """Whether heads were told to end."""
+        """Whether heads were asked to end. A property, because another thread sets it."""
         return self._stopping
 
     def stop(self) -> None:
@@ -113,16 +135,16 @@ class _Heads:
                 process.send_signal(signal.SIGTERM)
 
 
-def _start(job: Job, theirs: socket.socket, workers: int) -> subprocess.Popen[str]:
-    description: dict[str, Any] = {
-        "algo": job.algo,
-        "settings": asdict(job.settings),
-        "config": asdict(job.config),
+def _start(run: ComparedRun, theirs: socket.socket, workers: int) -> subprocess.Popen[str]:
+    record: ComparedRunRecord = {
+        "algo": run.spec.algo,
+        "settings": asdict(run.spec.settings),
+        "config": asdict(run.spec.config),
         "workers": workers,
         "path": list(sys.path),
     }
-    command = module_command("shoal.commands.compare.head", str(theirs.fileno()), json.dumps(description))
-    # A rank's variables would make whoever reads them take this process for the rank.
+    command = module_command("shoal.commands.compare.head", str(theirs.fileno()), json.dumps(record))
+    # With the variables of a rank, libraries would take the head for that rank.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PMI_"))}
     return subprocess.Popen(
         command,
@@ -132,18 +154,18 @@ def _start(job: Job, theirs: socket.socket, workers: int) -> subprocess.Popen[st
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # a terminal's Ctrl-C is for the owner, which tells its heads once
+        start_new_session=True,  # a terminal's Ctrl-C reaches only the owner, which signals its heads once
     )
 
 
-def _end(code: int) -> str:
+def _death(code: int) -> str:
     return (
         f"its process died ({signal.Signals(-code).name})" if code < 0 else f"its process ended with exit code {code}"
     )
 
 
-def progress(line: str) -> tuple[int, float | None] | None:
-    """Steps and return, if that is what a head says; optimizers print lines of their own."""
+def parse_progress(line: str) -> tuple[int, float | None] | None:
+    """Read steps and return from a line of progress; None for any other line, such as one that an optimizer prints."""
     try:
         known = json.loads(line)
         return known["steps"], known["return"]

@@ -1,45 +1,42 @@
-"""What was asked for, as runs: ordinary ones, in a folder of their own, with names that another try finds again."""
+"""Plan the runs of a comparison: ordinary runs in one folder, with names that the same command finds again."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import msgspec
 import tyro
 
 from shoal import algos, engines
+from shoal.algos.base import AlgorithmConfig
 from shoal.base import validation
+from shoal.commands.compare.overrides import override_values, split_overrides
 from shoal.envs.make import EnvSpec, env_problems, registered
 from shoal.errors import ShoalError, UsageError
 from shoal.runs import presets
 from shoal.runs.folder import RunDir, name_problems
 from shoal.runs.settings import Settings
-from shoal.runs.spec import located
+from shoal.runs.spec import RunSpec, located
 from shoal.sampling.tasks import KEEP_RUNS
 
 _TASK = ("env", "env_kwargs", "max_episode_steps", "vector")
-"""Settings that must be equal for all, or it would not be one task."""
+"""Settings that make the task, and must be equal for all sides."""
 _RESULT = (*_TASK, "steps", "iterations", "seed", "step_limit", "recreate_after")
 """Settings that a run's result depends on."""
-_SETTING = re.compile(r"(?P<of>.+?)\.(?P<name>[\w-]+)=(?P<value>.*)")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Compare algorithms on one task, each with several seeds: a table, and a picture of the learning curves.
+    """Compare algorithms on one task, each with several seeds: a table, and a plot of the learning curves.
 
-    All runs share the workers: while one learns, they serve another. They are ordinary runs in runs/NAME; the same
-    command again goes on where they are.
+    All runs share the workers: while one run learns, the workers serve another. They are ordinary runs in runs/NAME;
+    running the same command again continues them.
 
     Example: shoal compare CartPole-v1 --algos ppo trpo dqn --seeds 5 --set ppo.lr=0.001 dqn.hidden=32,32
     """
@@ -47,44 +44,43 @@ class Comparison:
     env: tyro.conf.Positional[str]
     """Environment, or the name of a preset."""
     algos: tuple[str, ...]
-    """What to compare; ALGORITHM:NAME sets an algorithm's optimizer, as in nevergrad:CMA."""
+    """Algorithms to compare; ALGORITHM:NAME sets an algorithm's optimizer, as in nevergrad:CMA."""
     seeds: int = 5
-    """Each is run with so many seeds, from 0."""
+    """Number of seeds for each algorithm, from 0."""
     steps: int | None = None
-    """Environment steps of each run; the most that one of the presets has unless told."""
+    """Environment steps of each run (default: the most of all presets)."""
     set: tuple[str, ...] = ()
-    """Settings of an algorithm, as ppo.lr=0.001 or dqn.hidden=32,32."""
+    """Settings of an algorithm, as ppo.lr=0.001 or dqn.hidden=32,32 (default: those of its preset)."""
     preset: bool = True
     """Use the algorithms' presets for the environment."""
     env_kwargs: str | None = None
-    """Keyword arguments for the environment, as JSON."""
+    """Keyword arguments for the environment, as JSON (default: the preset's)."""
     max_episode_steps: int | None = None
-    """Truncate episodes after this many steps; the environment's own limit unless told."""
+    """Truncate episodes after this many steps (default: the environment's limit)."""
     episodes: int = 100
-    """Greedy episodes that each final policy plays: their mean return is its score."""
+    """Greedy episodes with each final policy; their mean return is its score."""
     threshold: float | None = None
-    """Say after how many steps this return was reached; where the environment counts as solved unless told."""
+    """Report after how many steps this return was reached (default: the environment's reward threshold)."""
     engine: str = "processes"
-    """Who runs the environments. Does not change the results."""
+    """What runs the environments: serial, processes, mpi, ray or redis. Does not change the results."""
     workers: int | None = None
-    """How many workers; one per core unless told. Does not change the results."""
+    """Number of workers (default: one per core). Does not change the results."""
     at_once: int | None = None
-    """How many runs learn at the same time, each in a process of its own; one more than workers unless told."""
+    """Number of runs that train at the same time, each in its own process (default: workers + 1)."""
     runs: str = "runs"
     """Folder of all runs."""
     name: str | None = None
-    """Name of the comparison's own folder in it; compare- and the environment unless told."""
+    """Name of the comparison's folder in it (default: compare- and the environment)."""
 
     @property
     def folder(self) -> Path:
-        """Where its runs, its table and its picture are."""
+        """Folder of the runs, the table and the plot."""
         return Path(self.runs) / (self.name or f"compare-{re.sub(r'[^A-Za-z0-9._-]+', '-', self.env)}")
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, all of it."""
-        found = engines.engine_problems(self.engine, self.workers) + (
-            [] if self.name is None else name_problems(self.name)
-        )
+        """Describe everything that is wrong with the values."""
+        found = engines.engine_problems(self.engine, self.workers)
+        found += [] if self.name is None else name_problems(self.name)
         found += validation.field_problems(
             self,
             at_least_one=("seeds", "steps", "max_episode_steps", "episodes", "at_once"),
@@ -96,92 +92,107 @@ class Comparison:
             found.append(f"the serial engine has one worker; it cannot serve {self.at_once} runs at once")
         return found
 
-    def lines(self, workers: int, runs: int) -> int:
-        """How many runs learn at once."""
+    def runs_at_once(self, workers: int, runs: int) -> int:
+        """Return how many runs train at the same time."""
         if self.engine == "serial":
             return 1
         return min(self.at_once or workers + 1, runs, KEEP_RUNS)
 
+    def threshold_on(self, env: EnvSpec) -> float | None:
+        """Return the return to report on: the given one, or where the environment counts as solved, if it says so."""
+        if self.threshold is not None:
+            return self.threshold
+        try:
+            return registered(env).reward_threshold
+        except gymnasium.error.Error:
+            return None
+
 
 @dataclass(frozen=True)
-class Job:
+class ComparedRun:
     """One run of a comparison."""
 
     label: str
-    algo: str
-    settings: Settings
-    config: Any
+    spec: RunSpec
     preset: bool
-    """Whether its settings began as a preset."""
+    """Whether its settings are based on a preset."""
 
     @property
-    def run(self) -> RunDir:
-        """Its folder, which may not be there yet."""
-        return RunDir(Path(self.settings.runs) / str(self.settings.name))
+    def folder(self) -> RunDir:
+        """Folder of the run, which may not exist yet."""
+        settings = self.spec.settings
+        return RunDir(Path(settings.runs) / str(settings.name))
 
     def __str__(self) -> str:
-        return f"{self.label} seed {self.settings.seed}"
+        return f"{self.label} seed {self.spec.settings.seed}"
 
     @property
     def finished(self) -> bool:
-        """Whether it has reached its goal already, and saved that."""
-        if not self.run.config_file.is_file():
+        """Whether the run has reached its goal and saved that iteration."""
+        if not self.folder.config_file.is_file():
             return False
-        lines, saved = self.run.metrics(), self.run.saved()
-        last = next((line for line in lines if saved and line["iteration"] == saved[0]), None)
-        return last is not None and self.settings.goal.reached(last)
+        rows, saved = self.folder.metrics(), self.folder.saved()
+        last = next((row for row in rows if saved and row["iteration"] == saved[0]), None)
+        return last is not None and self.spec.settings.goal.reached(last)
 
 
 @dataclass(frozen=True)
-class _Entrant:
-    """One side of the comparison."""
+class _Side:
+    """What is compared: an algorithm, perhaps with an optimizer."""
 
     label: str
     algo: str
-    preset: dict[str, Any]
-    config: Any
+    optimizer: str = ""
 
 
-def plan(wanted: Comparison) -> list[Job]:
-    """The runs, in the order in which they begin: the first seed of all, then the second. All mistakes at once."""
+@dataclass(frozen=True)
+class _Task:
+    """The settings that make the task, and the presets for it by algorithm."""
+
+    settings: dict[str, Any]
+    presets: dict[str, dict[str, Any]]
+
+    def steps(self) -> int:
+        """Return the largest number of steps that a preset has."""
+        return max((found["steps"] for found in self.presets.values() if "steps" in found), default=Settings("").steps)
+
+
+def plan_runs(wanted: Comparison) -> list[ComparedRun]:
+    """List the runs in the order in which they start: the first seed of all sides, then the second.
+
+    Refuses all mistakes at once.
+    """
     problems = wanted.problems()
-    names = _names(wanted, problems)
-    given = _given(wanted, names, problems)
-    found, task = _presets(wanted, [algo for _, algo, _ in names], problems)
-    entrants = []
-    for label, algo, optimizer in names:
-        preset = found.get(algo, {})
-        config = _config(label, algo, optimizer, preset, given.get(algo, {}) | given.get(label, {}), problems)
-        try:
-            config = located(config, Path(wanted.runs))
-        except UsageError as error:
-            problems += [f"{label}: {problem}" for problem in error.problems]
-        entrants.append(_Entrant(label, algo, preset, config))
-    most = max(
-        (entrant.preset["steps"] for entrant in entrants if "steps" in entrant.preset), default=Settings("").steps
-    )
-    jobs = []
-    for seed in range(max(wanted.seeds, 1)):
-        for entrant in entrants:
-            own = {key: entrant.preset[key] for key in ("step_limit", "recreate_after") if key in entrant.preset}
-            settings = Settings(
-                **task, **own, steps=wanted.steps or most, seed=seed, engine=wanted.engine, workers=wanted.workers,
-                runs=str(wanted.folder), name=f"{entrant.label.replace(':', '-')}-seed{seed}",
-            )  # fmt: skip
-            jobs.append(Job(entrant.label, entrant.algo, settings, entrant.config, bool(entrant.preset)))
-    for job in jobs:
-        problems += [problem for problem in job.settings.problems() if problem not in problems]
-    if not problems:
-        problems += _other_settings(jobs)
+    sides = _sides(wanted, problems)
+    task = _task(wanted, sides, problems)
+    configs = _configs(wanted, sides, task, problems)
+    planned = [
+        _compared_run(wanted, side, task, seed, configs[side.label])
+        for seed in range(max(wanted.seeds, 1))
+        for side in sides
+    ]
+    for run in planned:
+        problems += [problem for problem in run.spec.settings.problems() if problem not in problems]
+    problems = problems or _other_settings(planned)
     if problems:
         raise UsageError(problems)
-    return jobs
+    return planned
 
 
-def unequal(jobs: Sequence[Job]) -> str:
-    """A warning where some have a preset for the task and others do not."""
-    without = dict.fromkeys(job.label for job in jobs if not job.preset)
-    if not without or len(without) == len({job.label for job in jobs}):
+def _compared_run(wanted: Comparison, side: _Side, task: _Task, seed: int, config: AlgorithmConfig) -> ComparedRun:
+    preset = task.presets.get(side.algo, {})
+    own = {key: preset[key] for key in ("step_limit", "recreate_after") if key in preset}
+    settings = Settings(
+        **task.settings, **own, steps=wanted.steps or task.steps(), seed=seed, engine=wanted.engine,
+        workers=wanted.workers, runs=str(wanted.folder), name=f"{side.label.replace(':', '-')}-seed{seed}",
+    )  # fmt: skip
+    return ComparedRun(side.label, RunSpec(side.algo, settings, config), bool(preset))
+
+
+def tuning_warning(planned: Sequence[ComparedRun]) -> str:
+    """Warn if some sides have a preset for the task and others do not; otherwise return an empty string."""
+    without = dict.fromkeys(run.label for run in planned if not run.preset)
+    if not without or len(without) == len({run.label for run in planned}):
         return ""
     return (
         f"Not equally tuned: there is no preset for this task for {', '.join(without)}, only for the others. "
@@ -189,19 +200,11 @@ def unequal(jobs: Sequence[Job]) -> str:
     )
 
 
-def threshold(wanted: Comparison, env: EnvSpec) -> float | None:
-    """The return that counts as solved, if anybody says one."""
-    if wanted.threshold is not None:
-        return wanted.threshold
-    try:
-        return registered(env).reward_threshold
-    except gymnasium.error.Error:
-        return None
+# Sides, task and settings. Each function adds what is wrong to `problems`, so that all mistakes are refused at once. --
 
 
-def _names(wanted: Comparison, problems: list[str]) -> list[tuple[str, str, str]]:
-    """Label, algorithm and optimizer of each side."""
-    names: list[tuple[str, str, str]] = []
+def _sides(wanted: Comparison, problems: list[str]) -> list[_Side]:
+    sides: list[_Side] = []
     for label in wanted.algos:
         algo, _, optimizer = label.partition(":")
         try:
@@ -211,103 +214,85 @@ def _names(wanted: Comparison, problems: list[str]) -> list[tuple[str, str, str]
             continue
         if optimizer and "optimizer" not in fields:
             problems.append(f"{label}: {algo} has no optimizer to choose. Compare {algo} itself")
-        elif label in [known for known, *_ in names]:
+        elif label in [side.label for side in sides]:
             problems.append(f"{label} is given twice")
         else:
-            names.append((label, algo, optimizer))
+            sides.append(_Side(label, algo, optimizer))
     if not wanted.algos:
         problems.append("there is nothing to compare: name algorithms with --algos")
-    return names
+    return sides
 
 
-def _given(wanted: Comparison, names: Sequence[tuple[str, str, str]], problems: list[str]) -> dict[str, dict[str, str]]:
-    """Settings from --set, by what they are for."""
-    known = {word for label, algo, _ in names for word in (label, algo)}
-    given: dict[str, dict[str, str]] = {}
-    for text in wanted.set:
-        match = _SETTING.fullmatch(text)
-        if match is None:
-            problems.append(f"{text!r} is not a setting such as ppo.lr=0.001")
-        elif match["of"] not in known:
-            problems.append(f"{text!r} is for {match['of']}, which is not compared, only {', '.join(wanted.algos)}")
-        else:
-            given.setdefault(match["of"], {})[match["name"].replace("-", "_")] = match["value"]
-    return given
+def _task(wanted: Comparison, sides: Sequence[_Side], problems: list[str]) -> _Task:
+    """Find the presets and the task that they agree on."""
+    given: dict[str, Any] = {"env_kwargs": wanted.env_kwargs, "max_episode_steps": wanted.max_episode_steps}
+    given = {key: value for key, value in given.items() if value is not None}
 
+    def task_of(preset: dict[str, Any]) -> dict[str, Any]:
+        return {key: preset[key] for key in _TASK if key in preset} | given
 
-def _presets(
-    wanted: Comparison, names: Sequence[str], problems: list[str]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Presets by algorithm, and the settings that make the task."""
-    own: dict[str, Any] = {"env_kwargs": wanted.env_kwargs, "max_episode_steps": wanted.max_episode_steps}
-    own = {key: value for key, value in own.items() if value is not None}
-    found = {algo: preset for algo in names if wanted.preset and (preset := presets.find_preset(algo, wanted.env))}
-    tasks = {algo: {key: preset[key] for key in _TASK if key in preset} | own for algo, preset in found.items()}
-    task: dict[str, Any] = next(iter(tasks.values()), {"env": wanted.env} | own)
+    if not wanted.preset:
+        return _Task({"env": wanted.env} | given, {})
+    algorithms = [side.algo for side in sides]
+    found = {algo: preset for algo in algorithms if (preset := presets.find_preset(algo, wanted.env))}
+    if not found:
+        problems += [problem for problem in env_problems(wanted.env) if problem not in problems]
+    tasks = {algo: task_of(preset) for algo, preset in found.items()}
+    task = next(iter(tasks.values()), {"env": wanted.env} | given)
     if any(other != task for other in tasks.values()):
         problems.append(f"{wanted.env} is not one task: {', '.join(f'{a}: {t}' for a, t in tasks.items())}")
-    for algo in names:  # one algorithm's own name for a task may be known to another by its environment alone
-        preset = presets.find_preset(algo, task["env"]) if wanted.preset and algo not in found else None
-        if preset and {key: preset[key] for key in _TASK if key in preset} | own == task:
+    for algo in algorithms:  # the name of one algorithm's preset may be known to another by the environment's id
+        preset = presets.find_preset(algo, task["env"]) if algo not in found else None
+        if preset and task_of(preset) == task:
             found[algo] = preset
-    if not tasks and wanted.preset:
-        problems += [problem for problem in env_problems(wanted.env) if problem not in problems]
-    return found, task
+    return _Task(task, found)
 
 
-def _config(
-    label: str, algo: str, optimizer: str, preset: dict[str, Any], given: dict[str, str], problems: list[str]
-) -> Any:
-    """An algorithm's settings: its own, the preset's, then what was given."""
-    kind = algos.load(algo).Config
-    hints = typing.get_type_hints(kind)
-    values = presets.own(kind, preset)
-    found = []
-    for flag, text in given.items():
-        name = "start" if flag == "from" else flag  # what the command line calls it
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"To see its settings, type: shoal train {algo} --help"
-            found.append(f"{algo} has no setting {name!r}. {hint}")
-            continue
+def _configs(
+    wanted: Comparison, sides: Sequence[_Side], task: _Task, problems: list[str]
+) -> dict[str, AlgorithmConfig]:
+    """Build the algorithm's settings of each side, by label: defaults, then the preset's, then those of --set."""
+    known = dict.fromkeys(name for side in sides for name in (side.label, side.algo))
+    given = split_overrides(wanted.set, known, problems)
+    configs = {}
+    for side in sides:
+        kind = algos.load(side.algo).Config
+        found: list[str] = []
+        texts = given.get(side.algo, {}) | given.get(side.label, {})
+        values = presets.own(kind, task.presets.get(side.algo, {})) | override_values(side.algo, texts, found)
+        if side.optimizer:
+            values["optimizer"] = side.optimizer
+        config = kind(**values)
+        found += config.problems()
         try:
-            values[name] = _value(text, hints[name])
-        except (msgspec.ValidationError, ValueError) as error:
-            found.append(f"{name} cannot be {text!r}: {error}")
-    if optimizer:
-        values["optimizer"] = optimizer
-    config = kind(**values)
-    problems += [f"{label}: {problem}" for problem in [*found, *config.problems()]]
-    return config
+            config = located(config, Path(wanted.runs))
+        except UsageError as error:
+            found += error.problems
+        problems += [f"{side.label}: {problem}" for problem in found]
+        configs[side.label] = config
+    return configs
 
 
-def _value(text: str, kind: Any) -> Any:
-    """What a word means as a setting of some type; commas are between the numbers of a tuple."""
-    options = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-    if text.lower() == "none" and type(None) in options:
-        return None
-    if any(typing.get_origin(option) is tuple for option in options):
-        return msgspec.convert([part for part in text.split(",") if part], kind, strict=False)
-    return msgspec.convert(text, kind, strict=False)
+# Runs that exist already ------------------------------------------------------------------------------------------
 
 
-def _other_settings(jobs: Sequence[Job]) -> list[str]:
-    """Which runs are there already, and were made with settings that give another result."""
+def _other_settings(planned: Sequence[ComparedRun]) -> list[str]:
+    """Describe existing runs that were made with settings that give another result."""
     found: dict[str, list[str]] = {}
-    for job in jobs:
-        if job.run.config_file.is_file() and (differs := _difference(job)):
-            found.setdefault(differs, []).append(job.run.name)
+    for run in planned:
+        if run.folder.config_file.is_file() and (differs := _difference(run)):
+            found.setdefault(differs, []).append(run.folder.name)
     return [
-        f"{', '.join(names)} in {jobs[0].settings.runs}: made with other settings ({differs}). "
-        f"Give the same ones to go on, or another --name to begin anew"
+        f"{', '.join(names)} in {planned[0].spec.settings.runs}: made with other settings ({differs}). "
+        f"Use the same settings to continue, or another --name to start again"
         for differs, names in found.items()
     ]
 
 
-def _difference(job: Job) -> str:
-    record = job.run.record()
+def _difference(run: ComparedRun) -> str:
+    record, spec = run.folder.record(), run.spec
     then = {"algorithm": record["algo"]} | {key: record["settings"].get(key) for key in _RESULT} | record["config"]
-    now = {"algorithm": job.algo} | {key: getattr(job.settings, key) for key in _RESULT}
-    now |= json.loads(json.dumps(asdict(job.config)))
+    now = {"algorithm": spec.algo} | {key: getattr(spec.settings, key) for key in _RESULT}
+    now |= json.loads(json.dumps(asdict(spec.config)))
     differs = [key for key in sorted(then | now) if then.get(key) != now.get(key)]
     return "; ".join(f"{key} {then.get(key)} then, {now.get(key)} now" for key in differs)
