@@ -15,7 +15,7 @@ from shoal.policies.policy import SavedPolicy
 from shoal.runs.settings import Settings
 from shoal.sampling import lanes
 from shoal.sampling.batch import make_batch
-from shoal.sampling.scores import Evaluation
+from shoal.sampling.scores import Scores
 from shoal.sampling.tasks import describe
 from tests.support.cli import shoal
 from tests.support.lanes import forget_everything, head_side, policy_for
@@ -78,7 +78,7 @@ def test_steps_spent_on_resets_do_not_count(env: EnvSpec) -> None:
         np.testing.assert_array_equal(record["returns"], record["lengths"], "CartPole pays 1 per step")
         for (time, slot), final in zip(record["ends"].tolist(), record["finals"], strict=True):
             np.testing.assert_array_equal(record["observations"][time + 1, slot], final)
-    scores = Evaluation()
+    scores = Scores()
     scores.add(records)
     assert scores.steps == sum(int(make_batch([record])["weights"].sum()) for record in records)
     if env.max_episode_steps:
@@ -92,10 +92,10 @@ def test_a_policy_is_played_outside_of_the_vector(tmp_path: Path) -> None:
     assert shoal("train", "ppo", "CartPole-v1", *words, cwd=tmp_path)[0] == 0
     code, out, _ = shoal("evaluate", "mine", "--episodes=8", cwd=tmp_path)
     assert code == 0
-    assert "learned in the environment of --vector gymnasium; this was Gymnasium's own" in out
+    assert "trained with --vector gymnasium; these episodes ran in Gymnasium's environment" in out
     saved = SavedPolicy.load(tmp_path / "runs/mine/policy.safetensors")
     other = replace(saved, env=saved.env | {"id": "Pendulum-v1"})
-    with SerialEngine() as engine, pytest.raises(UsageError, match=r"cannot be played.* \[3\] <f4 and \(1,\)"):
+    with SerialEngine() as engine, pytest.raises(UsageError, match=r"cannot be evaluated.* \[3\] <f4 and \(1,\)"):
         evaluate.evaluate_policy(engine, other, 8)
 
 
