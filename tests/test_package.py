@@ -51,7 +51,6 @@ PHRASES = {
     r"\binside of\b": "inside",
     r"\bmend(s|ed)?\b": "fix",
     r"\btype: (?=shoal|pip|ray|make|\{|%)": "run: COMMAND",
-    r"\bin words\b": "describe",
     r"what (is|was) said": "the message",
     r"has had enough": "has stopped reading",
     r"\bis let go\b": "is released",
