@@ -33,7 +33,8 @@ from shoal.errors import CheckpointFault, DiskFault, UsageError
 from shoal.learning import xla
 from shoal.policies.policy import Policy
 from shoal.runs import run
-from shoal.runs.folder import Checkpoint, RunDir, RunRecord
+from shoal.runs.checkpoints import Checkpoint
+from shoal.runs.folder import RunDir, RunRecord
 from shoal.runs.metrics import MetricsRow
 from shoal.runs.spec import RunSpec, make_config
 from shoal.sampling import tasks

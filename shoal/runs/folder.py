@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -22,22 +21,20 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TextIO, TypedDict
+from typing import Any, NotRequired, TextIO, TypedDict
 
-import numpy as np
 import safetensors
-import safetensors.numpy
 
 from shoal.base import disk
-from shoal.base.trees import Tree, flatten, unflatten
+from shoal.base.trees import Tree
 from shoal.errors import CheckpointFault, DiskFault, RunBusy, UsageError
 from shoal.policies.policy import SavedPolicy
+from shoal.runs.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from shoal.runs.metrics import MetricsRow
 
 log = logging.getLogger("shoal.run")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_FORMAT = "shoal-checkpoint-1"
 
 
 def name_problems(name: str) -> list[str]:
@@ -68,28 +65,6 @@ class RunRecord(TypedDict):
     """Fingerprint of the head, which workers had to match."""
     schedule_ends: NotRequired[dict[str, int]]
     """Iteration -> environment steps at which schedules end from there on: a resume with a new goal moves the end."""
-
-
-class Checkpoint(NamedTuple):
-    """A state from which training continues. Iteration 0 has no state: training starts."""
-
-    iteration: int
-    state: Tree | None
-
-
-class Manifest(TypedDict):
-    """The content of a checkpoint's manifest.json."""
-
-    format: str
-    iteration: int
-    plain: dict[str, Any]
-    """Leaves of the state that are not arrays, by path."""
-    bytes: int
-    """Size of state.safetensors."""
-    sha256: str
-    """Of state.safetensors."""
-    manifest_sha256: NotRequired[str]
-    """Of everything above, as JSON."""
 
 
 class RunDir:
@@ -225,19 +200,7 @@ class RunDir:
 
     def save(self, iteration: int, state: Tree, policy: SavedPolicy, keep: int) -> None:
         """Write a checkpoint and the policy file, then remove all but the newest `keep` checkpoints."""
-        table = flatten(state)
-        arrays = {path: np.asarray(leaf, order="C") for path, leaf in table.items() if isinstance(leaf, np.ndarray)}
-        blob = safetensors.numpy.save(arrays)
-        manifest: Manifest = {
-            "format": _FORMAT,
-            "iteration": iteration,
-            "plain": {path: leaf for path, leaf in table.items() if not isinstance(leaf, np.ndarray)},
-            "bytes": len(blob),
-            "sha256": hashlib.sha256(blob).hexdigest(),
-        }
-        manifest["manifest_sha256"] = _manifest_hash(manifest)
-        files = {"state.safetensors": blob, "manifest.json": json.dumps(manifest).encode()}
-        disk.write_folder(self.checkpoints / f"{iteration:06}", files)
+        write_checkpoint(self.checkpoints / f"{iteration:06}", iteration, state)
         disk.write_file(self.policy_file, policy.to_bytes())
         for folder in self._folders()[keep:]:
             disk.remove_folder(folder)
@@ -248,7 +211,7 @@ class RunDir:
         problems = []
         for folder in folders:
             try:
-                checkpoint = _read(folder)
+                checkpoint = read_checkpoint(folder)
             except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
                 problems.append(f"checkpoint {folder} cannot be read: {error}")
                 continue
@@ -285,22 +248,3 @@ def _claim(root: Path, name: str | None, stem: str) -> Path:
             path = root / f"{stem}-{number:04}"
             path.mkdir()
             return path
-
-
-def _manifest_hash(manifest: Manifest) -> str:
-    content = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _read(folder: Path) -> Checkpoint:
-    manifest: Manifest = json.loads((folder / "manifest.json").read_bytes())
-    if manifest["format"] != _FORMAT:
-        raise ValueError(f"its format is {manifest['format']!r}, but this version reads {_FORMAT!r}")
-    if manifest["manifest_sha256"] != _manifest_hash(manifest):
-        raise ValueError("its manifest is damaged (sha256 differs)")
-    blob = (folder / "state.safetensors").read_bytes()
-    if len(blob) != manifest["bytes"]:
-        raise ValueError(f"state.safetensors has {len(blob):,} bytes instead of {manifest['bytes']:,}")
-    if hashlib.sha256(blob).hexdigest() != manifest["sha256"]:
-        raise ValueError("state.safetensors is damaged (sha256 differs)")
-    return Checkpoint(manifest["iteration"], unflatten(manifest["plain"] | safetensors.numpy.load(blob)))

@@ -17,7 +17,8 @@ from shoal.base import disk, signals
 from shoal.engines.base import Engine
 from shoal.errors import DiskFault, UsageError
 from shoal.learning import xla
-from shoal.runs.folder import Checkpoint, RunDir, RunRecord
+from shoal.runs.checkpoints import Checkpoint
+from shoal.runs.folder import RunDir, RunRecord
 from shoal.runs.loop import Loop, RunResult
 from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, start_from, warn_of_changes
