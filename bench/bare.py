@@ -13,7 +13,7 @@ from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.policies.policy import Policy, Weights
 from shoal.sampling import tasks
-from shoal.sampling.address import LaneAddress, episode_seed
+from shoal.sampling.lane_address import LaneAddress, episode_seed
 
 
 def bare(env_id: str, seconds: float) -> tuple[int, float]:

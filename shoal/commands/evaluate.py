@@ -15,7 +15,7 @@ from shoal.errors import UsageError
 from shoal.policies import actions
 from shoal.policies.policy import SavedPolicy
 from shoal.runs.folder import policy_file
-from shoal.sampling.address import LaneAddress
+from shoal.sampling.lane_address import LaneAddress
 from shoal.sampling.tasks import Budget, Spaces, describe, episodes
 
 LANES, WIDTH = 8, 8  # results depend on both

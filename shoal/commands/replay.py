@@ -38,8 +38,8 @@ from shoal.runs.folder import RunDir, RunRecord
 from shoal.runs.metrics import MetricsRow
 from shoal.runs.spec import RunSpec, make_config
 from shoal.sampling import tasks
-from shoal.sampling.address import LaneAddress, Ledger, episode_seed
 from shoal.sampling.lane import Answer, play_alone
+from shoal.sampling.lane_address import LaneAddress, Ledger, episode_seed
 from shoal.sampling.record import LaneRecord
 
 log = logging.getLogger("shoal.replay")

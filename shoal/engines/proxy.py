@@ -22,7 +22,7 @@ from shoal.engines import wire
 from shoal.engines.base import Engine
 from shoal.engines.functions import Functions, name_of
 from shoal.engines.scheduler import Telemetry
-from shoal.engines.shared import SharedValues
+from shoal.engines.shared_values import SharedValues
 from shoal.engines.wire import Kind, Message, Shared
 from shoal.engines.worker import SocketChannel, rebuild_error
 from shoal.errors import EngineClosed, EngineError, ShoalError, TaskFailed

@@ -23,7 +23,7 @@ from shoal.engines.base import Engine
 from shoal.engines.fingerprint import difference, fingerprint
 from shoal.engines.functions import main_script, name_of
 from shoal.engines.scheduler import Command, Fail, GiveUp, Notice, Resolve, Scheduler, Send, Ship, Telemetry
-from shoal.engines.shared import SharedValues
+from shoal.engines.shared_values import SharedValues
 from shoal.engines.wire import Buffer, FailedBody, Kind, Message, Shared, WorkerSettings
 from shoal.engines.worker import task_error
 from shoal.errors import EngineClosed, EngineError, ShoalError, WireError, WorkerRefused

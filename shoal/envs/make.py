@@ -108,7 +108,7 @@ def time_limit(spec: EnvSpec) -> int | None:
 
 
 # Namespaces that need no module: prefix, and the module that registers their environments
-_REGISTERED_BY = {"ALE": "ale_py", "shoal": "shoal.envs.own"}
+_REGISTERED_BY = {"ALE": "ale_py", "shoal": "shoal.envs.builtin"}
 
 
 def _module_and_id(name: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from shoal.envs.make import Env, EnvSpec, make_env, observation_dtype, time_limi
 from shoal.errors import EnvironmentFault
 from shoal.policies.actions import Distribution
 from shoal.policies.policy import Actor
-from shoal.sampling.address import LaneAddress, Ledger
+from shoal.sampling.lane_address import LaneAddress, Ledger
 from shoal.sampling.slots import Slots
 
 NOISE_STEPS = 128

@@ -20,7 +20,7 @@ from shoal.engines.wire import Shared
 from shoal.envs.make import EnvSpec
 from shoal.policies.policy import Policy
 from shoal.sampling import tasks
-from shoal.sampling.address import LaneAddress, Ledger, LedgerEntry
+from shoal.sampling.lane_address import LaneAddress, Ledger, LedgerEntry
 from shoal.sampling.record import LaneRecord
 from shoal.sampling.vector_lane import LIFE
 

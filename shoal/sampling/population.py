@@ -16,7 +16,7 @@ from shoal.engines.wire import Shared
 from shoal.envs.make import EnvSpec
 from shoal.policies.policy import Policy
 from shoal.sampling import tasks
-from shoal.sampling.address import LaneAddress
+from shoal.sampling.lane_address import LaneAddress
 from shoal.sampling.population_lane import EvaluationRecord, MembersRecord, PlanRecord
 from shoal.sampling.record import EpisodeScores
 

@@ -19,8 +19,8 @@ from shoal.base.moments import Moments, MomentsRecord
 from shoal.errors import EnvironmentFault, LearningFault
 from shoal.policies.policy import Policy, Weights
 from shoal.sampling import noise_table
-from shoal.sampling.address import LaneAddress
 from shoal.sampling.lane import NOISE_STEPS, IdleEnvs, Lane
+from shoal.sampling.lane_address import LaneAddress
 from shoal.sampling.record import not_finite
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.envs.make import EnvSpec, observation_dtype
 from shoal.errors import EnvironmentFault
-from shoal.sampling.address import LaneAddress, episode_seed
+from shoal.sampling.lane_address import LaneAddress, episode_seed
 
 
 class Slots:

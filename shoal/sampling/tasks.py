@@ -24,8 +24,8 @@ from shoal.envs.vector import VectorEnv
 from shoal.policies import actions
 from shoal.policies.actions import DistributionRecord
 from shoal.policies.policy import Policy, PolicyRecord, Weights
-from shoal.sampling.address import LaneAddress, Ledger
 from shoal.sampling.lane import IdleEnvs, Lane
+from shoal.sampling.lane_address import LaneAddress, Ledger
 from shoal.sampling.population_lane import EvaluationRecord, MembersRecord, PlanRecord, PopulationLane, Tally
 from shoal.sampling.record import LaneRecord, LaneRecorder
 from shoal.sampling.vector_lane import VectorLane

@@ -14,8 +14,8 @@ import numpy as np
 from shoal.envs.vector import VectorEnv
 from shoal.policies.actions import Distribution
 from shoal.policies.policy import Actor
-from shoal.sampling.address import Ledger
 from shoal.sampling.lane import NOISE_STEPS
+from shoal.sampling.lane_address import Ledger
 from shoal.sampling.record import LaneRecorder
 from shoal.sampling.slots import Slots
 
