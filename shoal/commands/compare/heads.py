@@ -23,6 +23,7 @@ from shoal.commands.compare.plan import ComparedRun
 from shoal.engines.base import Engine
 from shoal.engines.proxy import EngineServer
 from shoal.errors import Stopped
+from shoal.spmd.launching import without_rank
 
 
 class ComparedRunRecord(TypedDict):
@@ -145,7 +146,7 @@ def _start(run: ComparedRun, theirs: socket.socket, workers: int) -> subprocess.
     }
     command = module_command("shoal.commands.compare.head", str(theirs.fileno()), json.dumps(record))
     # With the variables of a rank, libraries would take the head for that rank.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PMI_"))}
+    environment = without_rank(os.environ)
     return subprocess.Popen(
         command,
         pass_fds=[theirs.fileno()],
