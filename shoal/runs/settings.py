@@ -20,12 +20,12 @@ from shoal.runs.goal import Goal
 class Settings:
     """Settings of a run, except the algorithm's."""
 
-    env: tyro.conf.Positional[str]
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Environment: a Gymnasium id, or module:Env-v0 to import the module that registers it."""
     steps: Annotated[int, tyro.conf.arg(aliases=["-n", "--total-timesteps"])] = 100_000
     """Total environment steps (at least)."""
     iterations: int | None = None
-    """Stop after this many iterations instead."""
+    """Stop after this many iterations instead (default: stop by --steps)."""
     seed: int = 0
     """Random seed: determines every random number of the run."""
     engine: str = "processes"
@@ -45,7 +45,8 @@ class Settings:
     """Re-create environments after this many episodes, for those that leak memory (0: never)."""
     vector: Literal["envpool", "gymnasium"] | None = None
     """Step each lane as one native vector environment: EnvPool's, or the one that the environment registers with
-    Gymnasium. A different implementation, so a different result, but the same on every engine."""
+    Gymnasium. A different implementation, so a different result, but the same on every engine
+    (default: single environments)."""
     runs: str = "runs"
     """Folder of all runs."""
     name: str | None = None
