@@ -13,7 +13,8 @@ from bench import ALL, PARTS
 from bench.options import BenchOptions, PeerOptions, Say
 from bench.report import Report, write
 from shoal.base import signals
-from shoal.cli.parsing import console, parse, say
+from shoal.cli.console import console, say
+from shoal.cli.parsing import parse
 from shoal.errors import UsageError
 
 PAGE = Path("docs/benchmarks.md")

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from shoal.base import signals
-from shoal.cli.parsing import console, parse, say
+from shoal.cli.console import console, say
+from shoal.cli.parsing import parse
 from shoal.errors import Stopped
 
 if TYPE_CHECKING:

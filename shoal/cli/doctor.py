@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.cli.parsing import console, parse, say
+from shoal.cli.console import console, say
+from shoal.cli.parsing import parse
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import tyro
 
-from shoal.cli.parsing import console, parse, say
+from shoal.cli.console import console, say
+from shoal.cli.parsing import parse
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,16 @@
-"""Parse a command line into settings, and print to the console."""
+"""Parse a command line into settings."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import logging
 import sys
 import typing
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import tyro
-from rich.console import Console
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from shoal.errors import UsageError
@@ -266,33 +264,3 @@ def _with_n_envs(config: AlgorithmConfig, n_envs: int) -> AlgorithmConfig:
             f"(n_envs = lanes x width): use {N_ENVS} {nearest}, or another number of lanes"
         )
     return dataclasses.replace(config, width=width)  # type: ignore[call-arg]
-
-
-# The console -----------------------------------------------------------------------------------------------------
-
-
-def console() -> Console:
-    """Make a console through which Shoal's log lines go, too: they would break a live line otherwise."""
-    out = Console()
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            say(out, f"{record.levelname.lower()}: {record.getMessage()}")
-
-    logger = logging.getLogger("shoal")
-    logger.handlers = [Handler()]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    return out
-
-
-def say(out: Console, text: str) -> None:
-    """Print text as it is: without markup, colours, or wrapping that would break a command to copy."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def print_table(out: Console, rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns; the first row is the header."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        say(out, "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

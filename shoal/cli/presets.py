@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from shoal.cli.parsing import console, parse, say
+from shoal.cli.console import console, say
+from shoal.cli.parsing import parse
 from shoal.errors import UsageError
 from shoal.runs import presets
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.cli.parsing import console, parse, print_table, say
+from shoal.cli.console import console, print_table, say
+from shoal.cli.parsing import parse
 from shoal.cli.worker import ServerArgs
 from shoal.errors import UsageError
 

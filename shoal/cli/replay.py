@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import tyro
 from rich.console import Console
 
-from shoal.cli.parsing import console, parse, print_table, say
+from shoal.cli.console import console, print_table, say
+from shoal.cli.parsing import parse
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:

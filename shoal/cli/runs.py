@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.parsing import console, parse, print_table, say
+from shoal.cli.console import console, print_table, say
+from shoal.cli.parsing import parse
 from shoal.errors import CheckpointFault
 
 if TYPE_CHECKING:

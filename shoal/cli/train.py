@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from rich.console import Console
 
-from shoal.cli.parsing import console, parse, parse_spec, say
+from shoal.cli.console import console, say
+from shoal.cli.parsing import parse, parse_spec
 from shoal.errors import Stopped
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from shoal.cli.parsing import console, parse_spec_and, say
+from shoal.cli.console import console, say
+from shoal.cli.parsing import parse_spec_and
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import tyro
 
 from shoal.base import signals, validation
-from shoal.cli.parsing import console, parse
+from shoal.cli.console import console
+from shoal.cli.parsing import parse
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
