@@ -286,7 +286,7 @@ def test_every_problem_is_listed() -> None:
 FLAGS = ["--batch-steps=64", "--learning-starts=100", "--hidden", "8", "--buffer-size=400", "--n-step=2"]
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_train_evaluate_resume(tmp_path: Path) -> None:
     words = ["train", "dqn", WALK, *FLAGS, "--workers=2", "--dueling", "--priority=0.6"]
     code, out, err = shoal(*words, "--iterations=5", "--name=part", cwd=tmp_path)
@@ -306,7 +306,7 @@ def test_train_evaluate_resume(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_verify_with_killed_workers(tmp_path: Path) -> None:
     words = ["--engines=serial,processes:2", "--kill-workers", "--iterations=6", "--lag=1"]
     code, out, err = shoal("verify", "dqn", WALK, *FLAGS, *words, cwd=tmp_path)

@@ -206,7 +206,7 @@ def test_returns_along_the_way_are_means_of_a_hundred_episodes() -> None:
     np.testing.assert_allclose(findings.learning_curve(lines, 0)[:, 2], [-n for n in range(10)])
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_searches_are_compared_and_start_from_a_run(tmp_path: Path) -> None:
     small = ["population=4", "hidden=4", "score_episodes=2"]
     assert shoal("train", "es", WALK, *[f"--{s.replace('_', '-')}" for s in small], "--steps=100", "--name=first",

@@ -18,6 +18,7 @@ def last_digest(cwd: Path, name: str) -> str:
     return str(RunDir(cwd / "runs" / name).metrics()[-1]["digest"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [["es", "--normalise"], ["nevergrad", "--optimizer=DE"]], ids=["es", "nevergrad"])
 def test_verify_with_every_fault(tmp_path: Path, algo: list[str]) -> None:
     name, *own = algo
