@@ -30,7 +30,7 @@ from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault, UsageError
-from shoal.learning.estimators import not_finite
+from shoal.learning.estimators import weights_not_finite
 from shoal.learning.replay_buffer import Layout, ReplayBuffer
 from shoal.policies import actions
 from shoal.policies.actions import Categorical, DistributionRecord, EpsilonGreedy
@@ -222,7 +222,7 @@ def train(
         learning = {name: float(np.mean([m[name] for m in measures])) for name in (measures or [{}])[0]}
         learner = Span(begun, time.perf_counter())
         if learning.pop("finite", 1.0) < 1:
-            raise LearningFault(not_finite(iteration, learning, f"--lr {config.lr / 10:g}"))
+            raise LearningFault(weights_not_finite(iteration, learning, f"--lr {config.lr / 10:g}"))
 
         if config.lag == 1:
             records = lanes.collect(request)

@@ -25,7 +25,7 @@ from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
-from shoal.learning.estimators import assess, explained_variance, mean, not_finite, standardise
+from shoal.learning.estimators import assess, explained_variance, mean, standardise, weights_not_finite
 from shoal.learning.xla import ready, together
 from shoal.policies import actions
 from shoal.policies.networks import MLP
@@ -190,7 +190,7 @@ def train(
         )
         measures = {name: float(number) for name, number in measures.items()}
         if not measures.pop("finite"):
-            raise LearningFault(not_finite(iteration, measures, f"--lr {config.lr / 10:g}"))
+            raise LearningFault(weights_not_finite(iteration, measures, f"--lr {config.lr / 10:g}"))
         scores.add(records)
         if config.normalise:
             moments = merged_moments(moments, records)

@@ -25,7 +25,14 @@ from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
-from shoal.learning.estimators import assess, conjugate_gradient, explained_variance, mean, not_finite, standardise
+from shoal.learning.estimators import (
+    assess,
+    conjugate_gradient,
+    explained_variance,
+    mean,
+    standardise,
+    weights_not_finite,
+)
 from shoal.learning.xla import ready, together
 from shoal.policies import actions
 from shoal.policies.networks import MLP
@@ -152,7 +159,7 @@ def train(
         params, critic, adam, returns, measures = update(params, critic, adam, returns, shift, scale, batch, orders)
         measures = {name: float(number) for name, number in measures.items()}
         if not measures.pop("finite"):
-            raise LearningFault(not_finite(iteration, measures, f"--value-lr {config.value_lr / 10:g}"))
+            raise LearningFault(weights_not_finite(iteration, measures, f"--value-lr {config.value_lr / 10:g}"))
         scores.add(records)
         if config.normalise:
             moments = merged_moments(moments, records)

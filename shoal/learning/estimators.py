@@ -145,7 +145,7 @@ def assess(
     )
 
 
-def not_finite(iteration: int, measures: Mapping[str, float], remedy: str) -> str:
+def weights_not_finite(iteration: int, measures: Mapping[str, float], remedy: str) -> str:
     """Word the message about an update whose weights are not finite."""
     return (
         f"iteration {iteration} computed weights that are not finite ({dict(measures)}); they were not kept. "

@@ -21,7 +21,7 @@ from shoal.policies.policy import Policy, Weights
 from shoal.sampling import noise_table
 from shoal.sampling.lane import NOISE_STEPS, IdleEnvs, Lane
 from shoal.sampling.lane_address import LaneAddress
-from shoal.sampling.record import not_finite
+from shoal.sampling.record import value_not_finite
 
 
 class PlanRecord(TypedDict):
@@ -181,7 +181,7 @@ class Tally:
         length, total = lane.clock - begun, self.totals[slot]
         if not np.isfinite(total):
             where = lane.where(slot, lane.episodes[slot], length)
-            raise EnvironmentFault(not_finite("rewards that add up to", total, where))
+            raise EnvironmentFault(value_not_finite("rewards that add up to", total, where))
         if self.policy.remembered and not finite(lane.memory[slot]):
             raise self._overflow()
         self.ended.append((member, number, total, length))
@@ -239,7 +239,7 @@ class Tally:
             time, slot, turn = rows[wrong[0][0]]
             step = lane.clock - len(turns) + time - lane.turns[turn][2]
             where = lane.where(slot, turn, step)
-            raise EnvironmentFault(not_finite("the observation", seen[tuple(wrong[0])], where))
+            raise EnvironmentFault(value_not_finite("the observation", seen[tuple(wrong[0])], where))
         if wrong_done or not finite(lane.memory[np.array(lane.episodes) >= 0]):
             raise self._overflow()
 

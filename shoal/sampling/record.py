@@ -139,10 +139,10 @@ class LaneRecorder:
         first_episode, first_step = self.begun_at[slot]
         step = time - before[-1] - 1 if before else first_step + time
         where = self.lane.where(slot, first_episode + len(before), step)
-        raise EnvironmentFault(not_finite(f"the {what}", values[tuple(at)], where))
+        raise EnvironmentFault(value_not_finite(f"the {what}", values[tuple(at)], where))
 
 
-def not_finite(what: str, value: float, where: str) -> str:
+def value_not_finite(what: str, value: float, where: str) -> str:
     """Word the message about a value that is not finite."""
     return (
         f"the environment returned {what} {value}\nin {where}. "
