@@ -91,7 +91,8 @@ class Leader:
 
     def report(self, text: str) -> None:
         """Print one line with the time since the start."""
-        print(f"[shoal up {time.monotonic() - self._begun:6.1f} s] {text}", flush=True)
+        # In one write: the driver prints to the same file, and its output must not come between text and line end.
+        print(f"[shoal up {time.monotonic() - self._begun:6.1f} s] {text}\n", end="", flush=True)
 
     # Start ----------------------------------------------------------------------------------------------------
 
