@@ -30,18 +30,25 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
 sys.addaudithook(_watch)
 
 
+def _may_start_processes(request: pytest.FixtureRequest) -> bool:
+    return bool(STARTS_PROCESSES & {mark.name for mark in request.node.iter_markers()})
+
+
 @pytest.fixture(autouse=True)
 def processes_are_marked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Only marked tests start processes, so that `make quick` stays quick."""
     _started.clear()
     yield
-    if not STARTS_PROCESSES & {mark.name for mark in request.node.iter_markers()}:
+    if not _may_start_processes(request):
         assert not _started, "this test starts processes: mark it with @pytest.mark.processes"
 
 
 @pytest.fixture(autouse=True)
-def no_leftovers() -> Iterator[None]:
+def no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every worker that a test started is gone when it ends."""
+    if not _may_start_processes(request):  # looking at all processes takes longer than many tests
+        yield
+        return
     before = set(psutil.Process().children(recursive=True))
     yield
     left = set(psutil.Process().children(recursive=True)) - before

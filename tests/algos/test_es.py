@@ -108,6 +108,7 @@ def test_sigma_and_learning_rate_decay() -> None:
     assert [step.metrics["train/learning_rate"] for step in found] == [0.1, 0.05, 0.025]
 
 
+@pytest.mark.trains
 def test_finds_the_bottom_of_the_bowl_and_learns_to_aim() -> None:
     config = es.Config(population=32, sigma=0.1, lr=0.1, lr_decay=0.97)
     assert steps(config, "tests.support.toys:Bowl-v0", 80)[-1].metrics["eval/mean_reward"] > -1e-3
@@ -120,6 +121,7 @@ def test_finds_the_bottom_of_the_bowl_and_learns_to_aim() -> None:
 RECALL: Any = {"population": 48, "episodes": 8, "sigma": 0.4, "lr": 0.2, "hidden": (6,), "environments": "all"}
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("memory", ["elman", "lstm"])
 def test_memory_learns_what_is_shown_once(memory: Any) -> None:
     config = es.Config(**RECALL, memory=memory)
@@ -131,6 +133,7 @@ def test_memory_learns_what_is_shown_once(memory: Any) -> None:
     assert saved.remembered == (12 if memory == "lstm" else 6)
 
 
+@pytest.mark.trains
 def test_without_memory_it_cannot() -> None:
     policy = steps(es.Config(**RECALL), "tests.support.toys:Recall-v0", 25)[-1].policy
     with engines.make("serial") as engine:
