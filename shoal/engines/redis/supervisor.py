@@ -35,7 +35,7 @@ from shoal.engines.redis.records import HeadRecord, MachineRecord, WorkerRecord,
 from shoal.engines.remote import Broken, Event, Heard, Left, Received
 from shoal.engines.wire import Kind, Message
 from shoal.engines.worker import describe_error
-from shoal.errors import UsageError, WireError
+from shoal.errors import Stopped, UsageError, WireError
 
 log = logging.getLogger("shoal.worker")
 
@@ -122,9 +122,7 @@ class Supervisor:
         try:
             self._link.run()
             raise AssertionError("unreachable: only an exception ends the loop")
-        except Exception:
-            raise
-        except BaseException:  # a signal: heads must not wait for the lease to expire
+        except (Stopped, KeyboardInterrupt):  # heads must not wait for the lease to expire
             self._release_all("was ended")
             self._link.farewell(self._record(), self._out)
             raise
