@@ -6,13 +6,16 @@ This page is the whole contract. The rest of Shoal asks for nothing else, and `s
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Protocol
 
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
+from shoal.errors import UsageError
 from shoal.policies.policy import SavedPolicy
 
 
@@ -91,3 +94,47 @@ class Algorithm(Protocol):
         self, config: Any, env: EnvSpec, engine: Engine, seed: int, steps: int, state: Tree | None = None
     ) -> Iterator[Step]:
         """Learn until the caller stops, from the start or from a state; schedules end at `steps` environment steps."""
+
+
+REQUIRED_METRICS = ("time/total_timesteps", "time/sample_seconds", "time/learn_seconds")
+
+
+def checked(steps: Iterator[Step], name: str) -> Iterator[Step]:
+    """Pass on the steps of an algorithm; raise where they break the contract, which users' algorithms may."""
+    number = 0
+    for number, step in enumerate(steps, start=1):  # noqa: B007 - used after the loop
+        if not isinstance(step, Step):
+            raise UsageError(f"train of {name} yielded {_shortened(step)}; it must yield shoal.algos.base.Step")
+        missing = [key for key in REQUIRED_METRICS if key not in step.metrics]
+        if missing:
+            raise UsageError(f"the metrics of {name} lack {', '.join(missing)}: add them to the metrics of each Step")
+        yield step
+    raise UsageError(f"train of {name} ended after {number} iterations; it must go on until the caller stops it")
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return f"a {type(value).__name__} ({text if len(text) <= 80 else text[:77] + '...'})"
+
+
+def algorithm_problems(module: ModuleType) -> list[str]:
+    """Describe what a module lacks to be an algorithm."""
+    problems = []
+    config = getattr(module, "Config", None)
+    if config is None:
+        problems.append("it has no class Config; define one that derives from shoal.algos.base.AlgorithmConfig")
+    elif not (isinstance(config, type) and issubclass(config, AlgorithmConfig)):
+        problems.append(f"Config must be a class that derives from shoal.algos.base.AlgorithmConfig, not {config!r}")
+    elif "__dataclass_fields__" not in vars(config) or not dataclasses.fields(config):
+        problems.append("Config must be a dataclass with at least one field: put @dataclass(frozen=True) above it")
+    elif abstract := sorted(getattr(config, "__abstractmethods__", ())):
+        problems.append(f"Config does not define {', '.join(abstract)}")
+    else:
+        problems += [
+            f"the setting {field.name!r} of Config needs a default value"
+            for field in dataclasses.fields(config)
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        ]
+    if not callable(getattr(module, "train", None)):
+        problems.append("it has no function train(config, env, engine, seed, steps, state=None) that yields a Step")
+    return problems

@@ -102,7 +102,9 @@ def train(
     if searcher.asked != state.get("asked", searcher.asked):
         raise CheckpointFault(
             f"{config.optimizer} proposed different weights when its history was replayed, so this search cannot be "
-            f"resumed. It does not depend on its seed alone: choose another optimizer for a new run"
+            f"resumed here. Either this machine computes other bits than the one that started the run (a warning "
+            f"above then names the canary): resume it on that kind of machine. Or the optimizer does not depend on its "
+            f"seed alone: choose another optimizer for a new run"
         )
     scores = Scores(state.get("scores"))
     iteration, mean_length = len(told), state.get("mean_length", 0.0)

@@ -131,11 +131,13 @@ def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunS
 
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: shoal {command} ALGORITHM ENVIRONMENT [--setting value ...]\n")
-        print(f"Algorithms: {', '.join(algos.ALGORITHMS)}")
+        print(f"Algorithms: {', '.join([*algos.ALGORITHMS, *algos.installed()])}")
+        print(f"Your own:   its module or file, as in shoal {command} ./a2c.py CartPole-v1")
         print(f"Example:    shoal {command} trpo CartPole-v1 --seed 1")
         print(f"Settings:   shoal {command} trpo --help")
         sys.exit(0 if words else 2)
     name, *rest = words
+    name = algos.full_name(name)
     module = algos.load(name)
     fields: list[tuple[str, Any]] = [("settings", Settings), ("config", module.Config), ("extra", extra)]
     kind: type[Any] = dataclasses.make_dataclass("RunArgs", fields, frozen=True)

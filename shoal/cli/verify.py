@@ -24,6 +24,7 @@ class VerifyArgs:
 def verify(words: list[str]) -> int:
     """Check that results are equal; the exit code is 1 if they differ."""
     spec, wanted = parse_spec_and(VerifyArgs, "verify", words)
+    from shoal.algos import short_name
     from shoal.commands import verify as verification
 
     out = console()
@@ -43,7 +44,7 @@ def verify(words: list[str]) -> int:
         )
 
     iterations = f"{settings.iterations} iterations in {len(variants)} ways"
-    say(out, f"{spec.algo} {settings.env}, seed {settings.seed}, {iterations}")
+    say(out, f"{short_name(spec.algo)} {settings.env}, seed {settings.seed}, {iterations}")
     difference = verification.first_difference(dataclasses.replace(spec, settings=settings), variants, report)
     if difference:
         say(out, f"DIFFERENT: {difference}")

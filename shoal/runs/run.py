@@ -59,7 +59,7 @@ def create(spec: RunSpec) -> tuple[RunDir, RunSpec]:
     threads = spec.settings.learner_threads or xla.threads_for(spec.config.hidden)
     xla.start(threads)
     spec = replace(spec, settings=replace(spec.settings, learner_threads=threads))
-    stem = f"{spec.algo}-{spec.settings.env.rpartition(':')[2]}"
+    stem = f"{algos.short_name(spec.algo)}-{spec.settings.env.rpartition(':')[2]}"
     run = RunDir.create(Path(spec.settings.runs), spec.settings.name, stem, spec.to_record())
     if start:  # a copy, because the run that it comes from may replace its policy
         disk.write_file(run.path / _START, start)
@@ -135,13 +135,13 @@ def _train(
                 own.append(TensorBoard(run.path))
         except OSError as error:
             raise DiskFault(f"nothing can be written to {run.path}: {error.strerror}") from None
-        own.append(console_tracker(console or Console(), f"{spec.algo} {settings.env}", settings.goal))
+        own.append(
+            console_tracker(console or Console(), f"{algos.short_name(spec.algo)} {settings.env}", settings.goal)
+        )
         for tracker in own:
             stack.callback(_close, tracker)
         config = start_from(spec.config, run.path / _START)
-        steps = algos.load(spec.algo).train(
-            config, settings.env_spec, engine, settings.seed, spec.schedule_end, checkpoint.state
-        )
+        steps = spec.steps(config, engine, checkpoint.state)
         usage = Usage(engine.workers, config.lanes, engine.shared_cores)
         loop = Loop(run, settings, engine, [*own, *trackers], usage)
         return loop.drive(steps, checkpoint.iteration)

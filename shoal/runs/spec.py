@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from shoal import __version__, algos
-from shoal.algos.base import AlgorithmConfig
+from shoal.algos.base import AlgorithmConfig, Step, checked
+from shoal.base.trees import Tree
+from shoal.engines import user_code
+from shoal.engines.base import Engine
 from shoal.engines.fingerprint import code_digest, fingerprint
 from shoal.errors import UsageError
 from shoal.runs.folder import RunRecord, policy_file
@@ -61,6 +64,12 @@ class RunSpec:
             )
         return problems
 
+    def steps(self, config: AlgorithmConfig, engine: Engine, state: Tree | None = None) -> Iterator[Step]:
+        """Begin to learn on an engine, from the start or from a state."""
+        settings, algorithm = self.settings, algos.load(self.algo)
+        steps = algorithm.train(config, settings.env_spec, engine, settings.seed, self.schedule_end, state)
+        return steps if algos.is_builtin(self.algo) else checked(steps, algos.short_name(self.algo))
+
     @property
     def schedule_end(self) -> int:
         """Environment steps at which schedules end: the goal."""
@@ -106,7 +115,9 @@ def versions(algo: str) -> dict[str, str]:
     """List the versions that the head's results depend on, and a digest of the algorithm's code."""
     module = algos.load(algo)
     names = (*_PACKAGES, *module.Config.packages)
-    code = code_digest(*_LEARNER_CODE, f"algos/{algo}.py")
+    code = code_digest(*_LEARNER_CODE, *([f"algos/{algo}.py"] if algos.is_builtin(algo) else []))
+    if not algos.is_builtin(algo):
+        code += "+" + user_code.content_digest(algos.module_of(algo))
     return {"shoal": __version__, "python": platform.python_version(), "algorithm": code} | {
         name: metadata.version(name) for name in names
     }

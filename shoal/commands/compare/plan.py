@@ -205,15 +205,17 @@ def tuning_warning(planned: Sequence[ComparedRun]) -> str:
 
 def _sides(wanted: Comparison, problems: list[str]) -> list[_Side]:
     sides: list[_Side] = []
-    for label in wanted.algos:
-        algo, _, optimizer = label.partition(":")
+    for given in wanted.algos:
+        algo, _, optimizer = given.partition(":")
+        algo = algos.full_name(algo)
+        label = algos.short_name(algo) + (f":{optimizer}" if optimizer else "")
         try:
             fields = {field.name for field in dataclasses.fields(algos.load(algo).Config)}
         except ShoalError as error:
             problems += [problem for problem in str(error).splitlines() if problem not in problems]
             continue
         if optimizer and "optimizer" not in fields:
-            problems.append(f"{label}: {algo} has no optimizer to choose. Compare {algo} itself")
+            problems.append(f"{given}: {algo} has no optimizer to choose. Compare {algo} itself")
         elif label in [side.label for side in sides]:
             problems.append(f"{label} is given twice")
         else:

@@ -10,10 +10,14 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+from shoal import algos
+
 
 def presets(algo: str) -> dict[str, dict[str, Any]]:
     """Read the presets of an algorithm: name -> settings; empty if it has none."""
     file = resources.files(__name__) / f"{algo}.toml"
+    if not algos.is_builtin(algo):
+        return {}
     return tomllib.loads(file.read_text()) if file.is_file() else {}
 
 
