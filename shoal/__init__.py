@@ -1,35 +1,62 @@
-"""Shoal: distributed reinforcement learning with the same results on every engine and any number of workers."""
+"""Shoal: distributed reinforcement learning with the same results on every engine and any number of workers.
+
+run = shoal.train("ppo", "CartPole-v1", steps=100_000, seed=1, workers=4)
+policy = shoal.load(run)
+action = policy.act(observation)
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Shared", "__version__", "engine", "errors"]
+__all__ = [
+    "Engine",
+    "Iteration",
+    "LoadedPolicy",
+    "Run",
+    "Shared",
+    "ShoalError",
+    "__version__",
+    "engine",
+    "errors",
+    "iterate",
+    "load",
+    "open_run",
+    "train",
+]
 
 if TYPE_CHECKING:
     from shoal import errors
+    from shoal.api import Iteration, Run, iterate, open_run, train
     from shoal.engines import make as engine
     from shoal.engines.base import Engine
     from shoal.engines.wire import Shared
+    from shoal.errors import ShoalError
+    from shoal.policies.loaded import LoadedPolicy
+    from shoal.runs.load import load
+
+_HOMES = {
+    "Engine": "shoal.engines.base:Engine",
+    "Iteration": "shoal.api:Iteration",
+    "LoadedPolicy": "shoal.policies.loaded:LoadedPolicy",
+    "Run": "shoal.api:Run",
+    "Shared": "shoal.engines.wire:Shared",
+    "ShoalError": "shoal.errors:ShoalError",
+    "engine": "shoal.engines:make",
+    "errors": "shoal.errors",
+    "iterate": "shoal.api:iterate",
+    "load": "shoal.runs.load:load",
+    "open_run": "shoal.api:open_run",
+    "train": "shoal.api:train",
+}
+"""Public name -> where it is defined. Imported on first use: `import shoal` is part of every start of a worker."""
 
 
 def __getattr__(name: str) -> object:
-    # Imported on first use, because `import shoal` is part of every start of a worker and of the command line.
-    if name == "engine":
-        from shoal.engines import make
-
-        return make
-    if name == "Engine":
-        from shoal.engines.base import Engine
-
-        return Engine
-    if name == "Shared":
-        from shoal.engines.wire import Shared
-
-        return Shared
-    if name == "errors":
-        import shoal.errors
-
-        return shoal.errors
-    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    home, _, attribute = _HOMES.get(name, "").partition(":")
+    if not home:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    module = importlib.import_module(home)
+    return getattr(module, attribute) if attribute else module

@@ -126,6 +126,7 @@ def parse_spec(command: str, words: list[str]) -> RunSpec:
 def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunSpec, T]:
     """Parse the settings of a run, as `parse_spec`, and further arguments of the command."""
     from shoal import algos
+    from shoal.runs.keywords import with_n_envs
     from shoal.runs.settings import Settings
     from shoal.runs.spec import RunSpec
 
@@ -154,7 +155,7 @@ def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunS
     if env is not None:
         settings = dataclasses.replace(settings, env=env)
     if n_envs is not None:
-        config = _with_n_envs(config, n_envs)
+        config = with_n_envs(config, n_envs)
     return RunSpec(name, settings, config), parsed.extra
 
 
@@ -251,18 +252,3 @@ def _count(text: str) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"{N_ENVS} must be a number, not {text!r}") from None
-
-
-def _with_n_envs(config: AlgorithmConfig, n_envs: int) -> AlgorithmConfig:
-    """Set the width so that lanes x width is `n_envs`."""
-    lanes = config.lanes
-    if lanes < 1:
-        return config  # refused later, with all other mistakes
-    width, left = divmod(n_envs, lanes)
-    if left or width < 1:
-        nearest = " or ".join(str(lanes * near) for near in (width, width + 1) if near >= 1) or lanes
-        raise UsageError(
-            f"{N_ENVS} {n_envs} is not a {'' if n_envs > 0 else 'positive '}multiple of the number of lanes, {lanes} "
-            f"(n_envs = lanes x width): use {N_ENVS} {nearest}, or another number of lanes"
-        )
-    return dataclasses.replace(config, width=width)  # type: ignore[call-arg]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tyro
 from rich.console import Console
@@ -51,16 +51,6 @@ class ResumeArgs:
     runs: str = "runs"
     """Folder of all runs."""
 
-    def changes(self) -> dict[str, Any]:
-        """Return the settings that replace those of the run."""
-        given = {"steps": self.steps, "iterations": self.iterations, "engine": self.engine, "workers": self.workers}
-        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        if self.engine is not None:  # the options and the number of workers belong to the old engine
-            changes |= {"engine_options": "{}"} | ({} if self.workers else {"workers": None})
-        if self.steps is not None:
-            changes.setdefault("iterations", None)
-        return changes
-
 
 def resume(words: list[str]) -> int:
     """Continue a run to its goal."""
@@ -70,7 +60,7 @@ def resume(words: list[str]) -> int:
     from shoal.runs.folder import RunDir
     from shoal.runs.settings import Settings
 
-    changes = wanted.changes()
+    changes = run.resume_changes(wanted.steps, wanted.iterations, wanted.engine, wanted.workers)
     out = console()
     found = RunDir.find(Path(wanted.runs), wanted.run)
     settings = Settings(**found.record()["settings"] | changes)

@@ -30,6 +30,16 @@ class Evaluation:
     vector: str | None
     """The native vector environment that the policy was trained in, if any; evaluation always uses Gymnasium's."""
 
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of returns."""
+        return float(self.returns.std())
+
 
 def evaluate_run(
     run: str, root: Path, *, count: int = 100, seed: int = 0, sample: bool = False, engine: str = "processes",

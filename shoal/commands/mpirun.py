@@ -38,6 +38,11 @@ def is_needed(engine: str) -> bool:
 def train_under_mpirun(spec: RunSpec) -> int:
     """Train a new run to its goal under mpirun and return the exit code of its head."""
     created, _ = run.create(spec)
+    return train_created(created, spec)
+
+
+def train_created(created: RunDir, spec: RunSpec) -> int:
+    """Train a run that has a folder but no iteration yet, as `train_under_mpirun`."""
     code = UsageError.exit_code
     try:
         code = resume_under_mpirun(created, spec.settings.workers, spec.settings.restarts)

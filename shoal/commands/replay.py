@@ -234,7 +234,7 @@ def relearn(folder: RunDir, iteration: int, number: int | None, announce: Callab
     settings = spec.settings
     checkpoint = _checkpoint(folder, iteration)
     first = checkpoint.iteration
-    xla.start(settings.learner_threads or 1)
+    xla.start(settings.learner_threads or 1, settings.device)
     which = f"iterations {first + 1} to {iteration}" if first + 1 < iteration else f"iteration {iteration}"
     announce(f"Learning {which} again, from {f'the checkpoint of {first}' if first else 'the start'}")
     with RecordingEngine() as engine:

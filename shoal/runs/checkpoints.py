@@ -14,6 +14,8 @@ from shoal.base import disk
 from shoal.base.trees import Tree, flatten, unflatten
 
 _FORMAT = "shoal-checkpoint-1"
+POLICY = "policy.safetensors"
+"""Name of the policy file, in a run's folder and in each checkpoint."""
 
 
 class Checkpoint(NamedTuple):
@@ -38,8 +40,8 @@ class Manifest(TypedDict):
     """Of everything above, as JSON."""
 
 
-def write_checkpoint(folder: Path, iteration: int, state: Tree) -> None:
-    """Write a checkpoint, atomically and durably."""
+def write_checkpoint(folder: Path, iteration: int, state: Tree, policy: bytes) -> None:
+    """Write a checkpoint and the policy of that iteration, atomically and durably."""
     table = flatten(state)
     arrays = {path: np.asarray(leaf, order="C") for path, leaf in table.items() if isinstance(leaf, np.ndarray)}
     blob = safetensors.numpy.save(arrays)
@@ -51,7 +53,8 @@ def write_checkpoint(folder: Path, iteration: int, state: Tree) -> None:
         "sha256": hashlib.sha256(blob).hexdigest(),
     }
     manifest["manifest_sha256"] = _manifest_hash(manifest)
-    disk.write_folder(folder, {"state.safetensors": blob, "manifest.json": json.dumps(manifest).encode()})
+    files = {"state.safetensors": blob, POLICY: policy, "manifest.json": json.dumps(manifest).encode()}
+    disk.write_folder(folder, files)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

@@ -4,7 +4,7 @@ runs/trpo-CartPole-v1-0007/
   config.json         everything needed to repeat the run; versions; fingerprint
   metrics.jsonl       one line per iteration: the source of truth for tables, plots and trackers
   policy.safetensors  the newest policy with its observation statistics
-  checkpoints/000120/ state.safetensors and manifest.json (sizes, sha256)
+  checkpoints/000120/ state.safetensors, manifest.json (sizes, sha256), and the policy of that iteration
   lock                held by the process that trains the run
 """
 
@@ -29,7 +29,7 @@ from shoal.base import disk
 from shoal.base.trees import Tree
 from shoal.errors import CheckpointFault, DiskFault, RunBusy, UsageError
 from shoal.policies.policy import SavedPolicy
-from shoal.runs.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from shoal.runs.checkpoints import POLICY, Checkpoint, read_checkpoint, write_checkpoint
 from shoal.runs.metrics import MetricsRow
 
 log = logging.getLogger("shoal.run")
@@ -47,8 +47,12 @@ def name_problems(name: str) -> list[str]:
 
 
 def policy_file(name: str, root: Path) -> Path:
-    """Locate the policy file of a run, given by name or path, or given directly."""
-    return Path(name) if name.endswith(".safetensors") else RunDir.find(root, name).policy_file
+    """Locate the policy file of a run, given by name or path, of a checkpoint's folder, or given directly."""
+    if name.endswith(".safetensors"):
+        return Path(name)
+    if (Path(name) / "manifest.json").is_file():
+        return Path(name) / POLICY
+    return RunDir.find(root, name).policy_file
 
 
 class RunRecord(TypedDict):
@@ -74,7 +78,7 @@ class RunDir:
         self.path = path
         self.config_file = path / "config.json"
         self.metrics_file = path / "metrics.jsonl"
-        self.policy_file = path / "policy.safetensors"
+        self.policy_file = path / POLICY
         self.checkpoints = path / "checkpoints"
 
     @property
@@ -200,8 +204,9 @@ class RunDir:
 
     def save(self, iteration: int, state: Tree, policy: SavedPolicy, keep: int) -> None:
         """Write a checkpoint and the policy file, then remove all but the newest `keep` checkpoints."""
-        write_checkpoint(self.checkpoints / f"{iteration:06}", iteration, state)
-        disk.write_file(self.policy_file, policy.to_bytes())
+        content = policy.to_bytes()
+        write_checkpoint(self.checkpoints / f"{iteration:06}", iteration, state, content)
+        disk.write_file(self.policy_file, content)
         for folder in self._folders()[keep:]:
             disk.remove_folder(folder)
 

@@ -6,14 +6,14 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from shoal.algos.base import Step
-from shoal.base import signals, trees
+from shoal.base import signals
 from shoal.engines.base import Engine
 from shoal.errors import DiskFault
 from shoal.runs.folder import RunDir
 from shoal.runs.hints import resume_command
+from shoal.runs.meter import Meter
 from shoal.runs.metrics import MetricsRow
 from shoal.runs.settings import Settings
 from shoal.runs.track import Tracker
@@ -50,11 +50,8 @@ class Loop:
     ) -> None:
         self.run, self.settings, self.engine = run, settings, engine
         self.trackers, self.usage = trackers, usage
-        self.begun = self.saved_at = self.marked_at = time.monotonic()
-        rows = run.metrics()
-        self.steps_before = rows[-1]["time/total_timesteps"] if rows else 0
-        self.seconds_before = rows[-1]["time/time_elapsed"] if rows else 0.0
-        self.busy_before = engine.telemetry().busy_seconds
+        self.meter = Meter(engine, usage, run.metrics()[-1:])
+        self.saved_at = self.meter.begun
         self.last: tuple[Step, MetricsRow] | None = None
         self.saved_iteration = 0
         self.failed_saves = 0
@@ -66,7 +63,7 @@ class Loop:
             for step in steps:
                 with signals.held():
                     iteration += 1
-                    metrics = self._complete(iteration, step)
+                    metrics = self.meter.row(iteration, step)
                     self.last = (step, metrics)
                     for tracker in self.trackers:
                         self._write(tracker, metrics)
@@ -74,7 +71,7 @@ class Loop:
                     if done or self._due(iteration):
                         self._save(last_chance=done)
                 if done:
-                    seconds = time.monotonic() - self.begun
+                    seconds = time.monotonic() - self.meter.begun
                     return RunResult(self.run, metrics, seconds, self.usage.advice())
         except DiskFault:
             raise
@@ -85,34 +82,6 @@ class Loop:
                 error.add_note(f"saved iteration {self.saved_iteration}; continue with: {resume_command(self.run)}")
             raise
         raise AssertionError("the steps of an algorithm never end")
-
-    def _complete(self, iteration: int, step: Step) -> MetricsRow:
-        """Add speed, idle share and digests to the metrics of a step."""
-        now, telemetry = time.monotonic(), self.engine.telemetry()
-        steps = step.metrics["time/total_timesteps"] - self.steps_before
-        wall = max(now - self.marked_at, 1e-9)
-        busy = telemetry.busy_seconds - self.busy_before
-        idle = 1.0 - busy / (wall * self.engine.workers)
-        self.marked_at, self.busy_before = now, telemetry.busy_seconds
-        self.usage.workers = self.engine.workers  # workers may have joined or left
-        if self.last is not None:  # the first iteration includes start-up and compilation
-            sampling, learning = step.metrics["time/sample_seconds"], step.metrics["time/learn_seconds"]
-            self.usage.add(sampling, learning, busy, step.metrics.get("time/overlap_seconds", 0.0))
-        parts = trees.digests(step.learned)
-        row = {
-            "iteration": iteration,
-            **step.metrics,
-            "time/fps": steps / max(now - self.begun, 1e-9),
-            "time/time_elapsed": self.seconds_before + now - self.begun,
-            "time/idle_share": min(max(idle, 0.0), 1.0),
-            "time/lost_workers": telemetry.lost_workers,
-            "time/limited_by": self.usage.limit(),
-            "time/workers": self.usage.workers,
-            "time/workers_suited": self.usage.suited(),
-            "digest": trees.digest(parts),
-            "digests": parts,
-        }
-        return cast(MetricsRow, row)
 
     def _write(self, tracker: Tracker, metrics: MetricsRow) -> None:
         try:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from shoal import algos, engines
+from shoal.algos.base import AlgorithmConfig, Step
 from shoal.base import disk, signals
+from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.errors import DiskFault, UsageError
 from shoal.learning import xla
@@ -56,9 +57,7 @@ def create(spec: RunSpec) -> tuple[RunDir, RunSpec]:
         problems += error.problems
     if problems:
         raise UsageError(problems)
-    threads = spec.settings.learner_threads or xla.threads_for(spec.config.hidden)
-    xla.start(threads)
-    spec = replace(spec, settings=replace(spec.settings, learner_threads=threads))
+    spec = spec.completed()
     stem = f"{algos.short_name(spec.algo)}-{spec.settings.env.rpartition(':')[2]}"
     run = RunDir.create(Path(spec.settings.runs), spec.settings.name, stem, spec.to_record())
     if start:  # a copy, because the run that it comes from may replace its policy
@@ -84,8 +83,20 @@ def resume(
         rows = [row for row in run.metrics() if row["iteration"] == checkpoint.iteration]
         if rows and spec.settings.goal.reached(rows[0]):
             return RunResult(run, rows[0], 0.0, "")
-        xla.start(spec.settings.learner_threads or 1)
         return _train(run, spec, checkpoint, engine, trackers, console)
+
+
+def resume_changes(
+    steps: int | None = None, iterations: int | None = None, engine: str | None = None, workers: int | None = None
+) -> dict[str, Any]:
+    """Return the settings that a resume with these arguments replaces."""
+    given = {"steps": steps, "iterations": iterations, "engine": engine, "workers": workers}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if engine is not None:  # the options and the number of workers belong to the old engine
+        changes |= {"engine_options": "{}"} | ({} if workers else {"workers": None})
+    if steps is not None:
+        changes.setdefault("iterations", None)
+    return changes
 
 
 def recorded(run: RunDir, changes: Mapping[str, Any]) -> tuple[RunRecord, RunSpec]:
@@ -127,7 +138,7 @@ def _train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.listening())
         if engine is None:
-            engine = stack.enter_context(_make_engine(settings))
+            engine = stack.enter_context(make_engine(settings))
         try:
             run.cut_metrics(checkpoint.iteration)
             own: list[Tracker] = [JsonLines(run.metrics_file)]
@@ -135,20 +146,35 @@ def _train(
                 own.append(TensorBoard(run.path))
         except OSError as error:
             raise DiskFault(f"nothing can be written to {run.path}: {error.strerror}") from None
-        own.append(
-            console_tracker(console or Console(), f"{algos.short_name(spec.algo)} {settings.env}", settings.goal)
-        )
+        title = f"{algos.short_name(spec.algo)} {settings.env}"
+        own.append(console_tracker(console or Console(), title, settings.goal))
         for tracker in own:
-            stack.callback(_close, tracker)
+            stack.callback(close_tracker, tracker)
         config = start_from(spec.config, run.path / _START)
-        steps = spec.steps(config, engine, checkpoint.state)
+        steps = stack.enter_context(learning(spec, config, engine, checkpoint.state))
         usage = Usage(engine.workers, config.lanes, engine.shared_cores)
         loop = Loop(run, settings, engine, [*own, *trackers], usage)
         return loop.drive(steps, checkpoint.iteration)
     raise AssertionError("unreachable")
 
 
-def _make_engine(settings: Settings) -> Engine:
+@contextlib.contextmanager
+def learning(
+    spec: RunSpec, config: AlgorithmConfig, engine: Engine, state: Tree | None = None
+) -> Iterator[Iterator[Step]]:
+    """Learn during a block: in this process or, where that would change bits, in a child process."""
+    with xla.claimed(spec.settings.learner_threads or 1, spec.settings.device) as here:
+        if here:
+            yield spec.steps(config, engine, state)
+            return
+        from shoal.runs.learner_process import LearnerProcess
+
+        with LearnerProcess(spec, config, engine, state) as learner:
+            yield learner.steps()
+
+
+def make_engine(settings: Settings) -> Engine:
+    """Make the engine of a run."""
     options: dict[str, Any] = {}
     if settings.engine != "serial":
         options = {"task_timeout": settings.task_timeout, "allow_mixed": settings.allow_mixed}
@@ -156,7 +182,8 @@ def _make_engine(settings: Settings) -> Engine:
     return engines.make(settings.engine, settings.workers, **options)
 
 
-def _close(tracker: Tracker) -> None:
+def close_tracker(tracker: Tracker) -> None:
+    """Close a tracker; a full disk must not hide how the run ended."""
     try:
         tracker.close()
     except OSError as error:

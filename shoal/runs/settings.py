@@ -59,6 +59,8 @@ class Settings:
     """Number of checkpoints to keep."""
     learner_threads: int | None = None
     """Threads of the learner (default: chosen by network size). Changes the last bits, so the run records it."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Where to learn. Changes the last bits, so the run records it."""
     restarts: int = 3
     """How often to restart from the last checkpoint after a rank has died; for mpi, if Shoal started mpirun."""
     task_timeout: float | None = None
@@ -82,6 +84,8 @@ class Settings:
             above_zero=("checkpoint_seconds", "task_timeout"),
             not_negative=("recreate_after", "restarts"),
         )  # fmt: skip
+        if self.device not in ("cpu", "gpu"):
+            found.append(f"device must be cpu or gpu, not {self.device}")
         if self.vector and self.recreate_after:
             found.append("recreate_after cannot be combined with vector: vector lanes are re-created regularly anyway")
         if not 0 <= self.seed <= MAX_SEED:

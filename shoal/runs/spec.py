@@ -17,6 +17,7 @@ from shoal.engines import user_code
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import code_digest, fingerprint
 from shoal.errors import UsageError
+from shoal.learning import xla
 from shoal.runs.folder import RunRecord, policy_file
 from shoal.runs.settings import Settings
 
@@ -50,6 +51,11 @@ class RunSpec:
             "fingerprint": fingerprint(),
             "schedule_ends": {"0": self.schedule_end},
         }
+
+    def completed(self) -> RunSpec:
+        """Fill in the number of learner threads, which the network decides."""
+        threads = self.settings.learner_threads or xla.threads_for(self.config.hidden)
+        return replace(self, settings=replace(self.settings, learner_threads=threads))
 
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the settings, separately and in combination."""
@@ -93,6 +99,10 @@ class RunSpec:
             return path.read_bytes()
         except OSError as error:
             raise UsageError(f"the policy {path} of --from {name} cannot be read: {error.strerror}") from None
+
+    def located_config(self) -> AlgorithmConfig:
+        """Return the algorithm's settings with the path of the policy to start from."""
+        return located(self.config, Path(self.settings.runs))
 
 
 def start_from(config: AlgorithmConfig, path: Path) -> AlgorithmConfig:

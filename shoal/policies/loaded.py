@@ -1,0 +1,88 @@
+"""A policy to act with: for one observation or many, greedy or sampled, with its memory if it is recurrent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import UsageError
+from shoal.policies.policy import SavedPolicy
+
+
+class LoadedPolicy:
+    """A trained policy. Needs NumPy and Gymnasium's spaces, neither JAX nor the environment that it was trained in."""
+
+    def __init__(self, saved: SavedPolicy) -> None:
+        self.saved = saved
+        self._policy, self._distribution = saved.policy, saved.policy.distribution
+        weights = saved.weights.copy()
+        if "epsilon" in weights:  # slots may explore at different rates; sampled actions use the lowest
+            weights["epsilon"] = weights["epsilon"].min(keepdims=True)
+        self._act = self._policy.actor(weights)
+        self._shape, self._dtype = self._policy.observation_shape, np.dtype(self._policy.observation_dtype)
+        self._memory = np.zeros((1, self._policy.remembered), np.float32)
+        self._began = False
+
+    @staticmethod
+    def load(path: Path) -> LoadedPolicy:
+        """Read a policy file. Nothing that the file names is imported."""
+        return LoadedPolicy(SavedPolicy.load(path))
+
+    @property
+    def env(self) -> Mapping[str, Any]:
+        """The environment that the policy was trained in: its id, keyword arguments and limits."""
+        return self.saved.env
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of one observation."""
+        return self._shape
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the policy has a memory, which `reset` clears at the start of an episode."""
+        return bool(self._policy.remembered)
+
+    def reset(self) -> None:
+        """Forget the episode so far. Only recurrent policies remember anything."""
+        self._memory[:] = 0.0
+        self._began = False
+
+    def act(self, observation: Any, rng: np.random.Generator | None = None) -> Any:
+        """Choose the most likely action or, with an `rng`, sample one.
+
+        An observation of shape `observation_shape` gives one action, as `env.step` takes it; a batch (n, *shape) gives
+        n actions, as one array.
+        """
+        observations = np.asarray(observation, self._dtype)
+        single = observations.shape == self._shape
+        if single:
+            observations = observations[None]
+        elif observations.shape[1:] != self._shape or observations.ndim != len(self._shape) + 1:
+            raise UsageError(
+                f"an observation has shape {observations.shape}; this policy takes {self._shape}, or a batch "
+                f"(n, {', '.join(map(str, self._shape))})"
+            )
+        width = len(observations)
+        if self._memory.shape[0] != width:
+            self._resize(width)
+        self._began = True
+        noise = None if rng is None else self._distribution.noise(rng, 1, width)[0]
+        actions = self._distribution.to_env(self._act(observations, noise, self._memory))
+        return actions[0] if single else np.asarray(actions)
+
+    def _resize(self, width: int) -> None:
+        if self._began and self.recurrent:
+            raise UsageError(
+                f"this policy is recurrent and remembers {len(self._memory)} episodes, but was given {width} "
+                f"observations: call reset() before the number changes"
+            )
+        self._memory = np.zeros((width, self._policy.remembered), np.float32)
+
+    def __repr__(self) -> str:
+        size = math.prod(self.saved.weights["params"].shape)
+        return f"LoadedPolicy({self.env['id']!r}, observations {self._shape}, {size:,} parameters)"
