@@ -23,6 +23,8 @@ _started: list[str] = []
 
 
 def _watch(event: str, args: tuple[Any, ...]) -> None:
+    if args and args[0] == "fc-list":  # Matplotlib lists the fonts once on every new machine
+        return
     if event in ("subprocess.Popen", "os.posix_spawn", "os.fork"):
         _started.append(f"{event} {args[0] if args else ''}")
 

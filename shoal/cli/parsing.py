@@ -155,7 +155,7 @@ def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunS
     if env is not None:
         settings = dataclasses.replace(settings, env=env)
     if n_envs is not None:
-        config = with_n_envs(config, n_envs)
+        config = with_n_envs(config, n_envs, "--n-envs")
     return RunSpec(name, settings, config), parsed.extra
 
 

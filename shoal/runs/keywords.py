@@ -42,7 +42,7 @@ def make_spec(algo: str | ModuleType, env: str, given: Mapping[str, Any], preset
     if problems:
         raise UsageError(problems)
     settings, config = Settings(**parts[0]), kind(**parts[1])
-    return RunSpec(name, settings, config if "n_envs" not in given else with_n_envs(config, given["n_envs"]))
+    return RunSpec(name, settings, config if "n_envs" not in given else with_n_envs(config, given["n_envs"], "n_envs"))
 
 
 def algo_name(algo: str | ModuleType) -> str:
@@ -98,8 +98,8 @@ def _converted(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
         return value
 
 
-def with_n_envs(config: Any, n_envs: int) -> Any:
-    """Set the width so that lanes x width is `n_envs`."""
+def with_n_envs(config: Any, n_envs: int, option: str) -> Any:
+    """Set the width so that lanes x width is `n_envs`; `option` is how its user spells it."""
     lanes = config.lanes
     if lanes < 1:
         return config  # refused later, with all other mistakes
@@ -107,7 +107,7 @@ def with_n_envs(config: Any, n_envs: int) -> Any:
     if left or width < 1:
         nearest = " or ".join(str(lanes * near) for near in (width, width + 1) if near >= 1) or lanes
         raise UsageError(
-            f"n_envs {n_envs} is not a {'' if n_envs > 0 else 'positive '}multiple of the number of lanes, {lanes} "
-            f"(n_envs = lanes x width): use n_envs {nearest}, or another number of lanes"
+            f"{option} {n_envs} is not a {'' if n_envs > 0 else 'positive '}multiple of the number of lanes, {lanes} "
+            f"(n_envs = lanes x width): use {option} {nearest}, or another number of lanes"
         )
     return dataclasses.replace(config, width=width)

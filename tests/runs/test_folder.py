@@ -170,8 +170,8 @@ def test_everything_is_synced_before_and_after_it_gets_its_name(run: RunDir) -> 
         for line in traced(run).stderr.splitlines()
         if "fsync(" in line or "rename(" in line
     ]
-    assert calls[:5] == ["fsync", "fsync", "fsync", "rename", "fsync"], "two files, their folder, its name, its parent"
-    assert calls[5:8] == ["fsync", "rename", "fsync"], "the policy file"
+    assert calls[:6] == ["fsync"] * 4 + ["rename", "fsync"], "three files, their folder, its name, its parent"
+    assert calls[6:9] == ["fsync", "rename", "fsync"], "the policy file"
 
 
 def test_config_that_cannot_be_read(run: RunDir) -> None:

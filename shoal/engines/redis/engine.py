@@ -304,7 +304,7 @@ class RedisTransport:
         with self._lock:
             counts = (len(self._addresses), len({address.machine for address in self._addresses.values()}))
         need = 1 if self._started else self._need
-        if counts != self._reported:
+        if counts != self._reported and counts[0] == self._have:  # else the scheduler has not heard of all of them yet
             self._reported = counts
             self._remind_at = now
             if self._have >= need:
