@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoal.base import validation
-from shoal.envs.make import env_problems
+from shoal.envs.names import env_problems
 
 Say = Callable[[str], None]
 """Prints one line."""

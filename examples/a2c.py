@@ -19,7 +19,6 @@ from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
 from shoal.learning.estimators import assess, mean, standardise, weights_not_finite
-from shoal.policies import actions
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy, SavedPolicy, Weights
 from shoal.sampling import tasks
@@ -59,8 +58,8 @@ def train(
 ) -> Iterator[Step]:
     # 1. The policy fits the environment's spaces, which a worker reports.
     spaces = engine.submit(tasks.describe, env.to_record()).result()
-    distribution = actions.from_record(spaces["distribution"])
-    policy = Policy(tuple(spaces["shape"]), spaces["dtype"], distribution, config.hidden)
+    policy = Policy.fitting(spaces, hidden=config.hidden)
+    distribution = policy.distribution
     value = MLP((policy.inputs, *config.hidden, 1))
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.rmsprop(config.lr, decay=0.99, eps=1e-5))
 

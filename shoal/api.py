@@ -24,9 +24,10 @@ from shoal.policies.loaded import LoadedPolicy
 from shoal.policies.policy import SavedPolicy
 from shoal.runs import run as runs
 from shoal.runs.folder import RunDir
-from shoal.runs.keywords import make_spec
+from shoal.runs.keywords import EnvSource, make_spec
 from shoal.runs.meter import Meter
 from shoal.runs.metrics import MetricsRow
+from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec
 from shoal.runs.track import Tracker
 from shoal.runs.usage import Usage
@@ -35,8 +36,8 @@ from shoal.runs.usage import Usage
 class Run:
     """A run and its folder, trained by this process or any other."""
 
-    def __init__(self, folder: RunDir) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunDir, allow: Sequence[str] = ()) -> None:
+        self._folder, self._allow = folder, allow
 
     @property
     def path(self) -> Path:
@@ -74,8 +75,10 @@ class Run:
         workers: int | None = None,
     ) -> Evaluation:
         """Play whole episodes with the newest policy: greedily, or with actions sampled as in training."""
-        where = (str(self.path), self.path.parent)
-        return evaluate_run(*where, count=episodes, seed=seed, sample=sample, engine=engine, workers=workers)
+        return evaluate_run(
+            str(self.path), self.path.parent, count=episodes, seed=seed, sample=sample, engine=engine, workers=workers,
+            allow=self._allow,
+        )  # fmt: skip
 
     def resume(
         self,
@@ -91,15 +94,16 @@ class Run:
         with _closing(trackers), _python_signals():
             name, made = _engine(engine)
             changes = runs.resume_changes(steps, iterations, name, workers)
-            settings = RunSpec.from_record(self._folder.record(), changes).settings
+            settings = Settings(**self._folder.record()["settings"] | changes)
             if made is None and mpirun.is_needed(settings.engine):
                 _refuse_trackers(trackers)
                 goal = [f"--{key}={changes[key]}" for key in ("steps", "iterations") if changes.get(key)]
+                goal += [f"--allow={module}" for module in self._allow]
                 code = mpirun.resume_under_mpirun(self._folder, settings.workers, settings.restarts, goal)
                 _refuse_failure(code, self._folder)
                 return self
             where = (str(self.path), self.path.parent)
-            runs.resume(*where, changes, engine=made, trackers=trackers, console=_console(progress))
+            runs.resume(*where, changes, engine=made, trackers=trackers, console=_console(progress), allow=self._allow)
         return self
 
     def __repr__(self) -> str:
@@ -125,7 +129,7 @@ class Iteration:
 
 def train(
     algo: str | ModuleType,
-    env: str,
+    env: EnvSource,
     *,
     engine: str | Engine = "processes",
     preset: bool = True,
@@ -135,7 +139,8 @@ def train(
 ) -> Run:
     """Train a new run to its goal, and return it.
 
-    `algo` is a built-in algorithm, or the module or file of your own; `env` a Gymnasium id, or a preset. Settings are
+    `algo` is a built-in algorithm, or the module or file of your own; `env` a Gymnasium id, a preset, or
+    a class or function that makes the environment. Settings are
     those of the command line, with underscores: `steps=100_000, seed=1, lr=1e-3, hidden=(64, 64), workers=4`; `shoal
     train ALGO --help` lists them. Nothing is printed unless `progress` is true. Each tracker's `write(metrics)` is
     called after every iteration, and its `close()` at the end, even after an error.
@@ -150,7 +155,7 @@ def train(
 
 
 def iterate(
-    algo: str | ModuleType, env: str, *, engine: str | Engine = "processes", preset: bool = True, **settings: Any
+    algo: str | ModuleType, env: EnvSource, *, engine: str | Engine = "processes", preset: bool = True, **settings: Any
 ) -> Iterator[Iteration]:
     """Train without a run folder, one iteration at a time, until the goal is reached or the loop is left.
 
@@ -182,9 +187,12 @@ def _iterations(spec: RunSpec, engine: Engine | None) -> Iterator[Iteration]:
                 return
 
 
-def open_run(name: str | Path, *, runs: str | Path = "runs") -> Run:
-    """Open an existing run by name or folder: to read its metrics, evaluate or resume it."""
-    return Run(RunDir.find(Path(runs), str(name)))
+def open_run(name: str | Path, *, runs: str | Path = "runs", allow: Sequence[str] = ()) -> Run:
+    """Open an existing run by name or folder: to read its metrics, evaluate or resume it.
+
+    For a run of another user, `allow` lists the modules of its own that may be imported.
+    """
+    return Run(RunDir.find(Path(runs), str(name)), allow)
 
 
 def _engine(engine: str | Engine | None) -> tuple[str | None, Engine | None]:

@@ -170,9 +170,9 @@ def train(
 ) -> Iterator[Step]:
     """Learn until the caller stops, from the start or from a state; a learning-rate schedule ends at `steps` steps."""
     spaces = engine.submit(tasks.describe, env.to_record()).result()
-    policy = Policy(
-        tuple(spaces["shape"]), spaces["dtype"], _q_values(spaces["distribution"], env),
-        config.hidden, config.activation, dueling=config.dueling,
+    policy = Policy.fitting(
+        spaces, _q_values(spaces["distribution"], env),
+        hidden=config.hidden, activation=config.activation, dueling=config.dueling,
     )  # fmt: skip
     layout = Layout(
         config.buffer_size, config.slots, config.fragment_steps, policy.observation_shape, policy.observation_dtype,

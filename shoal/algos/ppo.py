@@ -27,7 +27,6 @@ from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
 from shoal.learning.estimators import assess, explained_variance, mean, standardise, weights_not_finite
 from shoal.learning.xla import ready, together
-from shoal.policies import actions
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy, SavedPolicy, Weights
 from shoal.sampling import tasks
@@ -136,10 +135,7 @@ def train(
 ) -> Iterator[Step]:
     """Learn until the caller stops, from the start or from a state; schedules end at `steps` environment steps."""
     spaces = engine.submit(tasks.describe, env.to_record()).result()
-    policy = Policy(
-        tuple(spaces["shape"]), spaces["dtype"], actions.from_record(spaces["distribution"]),
-        config.hidden, config.activation, config.normalise,
-    )  # fmt: skip
+    policy = Policy.fitting(spaces, hidden=config.hidden, activation=config.activation, normalise=config.normalise)
     value = MLP((policy.inputs, *config.hidden, 1), config.activation)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     update = make_update(config, policy, value, optimizer)

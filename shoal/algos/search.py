@@ -15,9 +15,8 @@ from shoal.base import seeding, validation
 from shoal.errors import UsageError
 from shoal.policies import actions
 from shoal.policies.actions import Bins, Distribution, Gaussian, Point
-from shoal.policies.policy import Policy, SavedPolicy, Weights
+from shoal.policies.policy import Policy, SavedPolicy, Spaces, Weights
 from shoal.sampling.population import Outcome, Plan
-from shoal.sampling.tasks import Spaces
 
 Activation = Literal["tanh", "relu", "sigmoid", "softsign", "identity"]
 
@@ -92,8 +91,8 @@ class SearchConfig(AlgorithmConfig):
 def policy_for(config: SearchConfig, spaces: Spaces, normalise: bool) -> Policy:
     """Build the policy whose weights a search looks for."""
     distribution = _deterministic(config, actions.from_record(spaces["distribution"]))
-    return Policy(
-        tuple(spaces["shape"]), spaces["dtype"], distribution, config.hidden, config.activation, normalise,
+    return Policy.fitting(
+        spaces, distribution, hidden=config.hidden, activation=config.activation, normalise=normalise,
         memory=config.memory, output=config.output,
     )  # fmt: skip
 

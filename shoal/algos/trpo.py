@@ -34,7 +34,6 @@ from shoal.learning.estimators import (
     weights_not_finite,
 )
 from shoal.learning.xla import ready, together
-from shoal.policies import actions
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy, SavedPolicy, Weights
 from shoal.sampling import tasks
@@ -125,10 +124,7 @@ def train(
 ) -> Iterator[Step]:
     """Learn until the caller stops, from the start or from a state. TRPO has no schedules, so `steps` is not used."""
     spaces = engine.submit(tasks.describe, env.to_record()).result()
-    policy = Policy(
-        tuple(spaces["shape"]), spaces["dtype"], actions.from_record(spaces["distribution"]),
-        config.hidden, config.activation, config.normalise,
-    )  # fmt: skip
+    policy = Policy.fitting(spaces, hidden=config.hidden, activation=config.activation, normalise=config.normalise)
     value = MLP((policy.inputs, *config.hidden, 1), config.activation)
     optimizer = optax.adam(config.value_lr)
     update = make_update(config, policy, value, optimizer)

@@ -31,6 +31,8 @@ class EvaluateArgs:
     """Number of workers (default: one per core). Does not change the result."""
     runs: str = "runs"
     """Folder of all runs."""
+    allow: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Module to import for a run of another user or a policy file without a run; may be repeated (default: none)."""
     json: bool = False
     """Print the result as one line of JSON."""
 
@@ -44,7 +46,7 @@ def evaluate(words: list[str]) -> int:
     begun = time.monotonic()
     found = evaluate_run(
         wanted.run, Path(wanted.runs), count=wanted.episodes, seed=wanted.seed, sample=wanted.sample,
-        engine=wanted.engine, workers=wanted.workers,
+        engine=wanted.engine, workers=wanted.workers, allow=wanted.allow,
     )  # fmt: skip
     summary = {
         "episodes": len(found.returns),

@@ -69,10 +69,11 @@ def _refuse_repeated(kind: type[Any], words: list[str]) -> None:
 
 
 def _flags_of_several_values(kind: type[Any]) -> Iterator[str]:
+    marked = typing.get_type_hints(kind, include_extras=True)
     for name, hint in typing.get_type_hints(kind).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _flags_of_several_values(hint)
-        elif typing.get_origin(hint) is tuple:
+        elif typing.get_origin(hint) is tuple and tyro.conf.UseAppendAction not in typing.get_args(marked[name]):
             yield f"--{name.replace('_', '-')}"
 
 
@@ -196,7 +197,7 @@ def _env_first(words: list[str]) -> list[str]:
 def _hint_at_preset(algo: str, name: str) -> None:
     """Print which preset may be meant, if there is no environment of this name (which is refused later)."""
     from shoal import algos
-    from shoal.envs.make import env_problems
+    from shoal.envs.names import env_problems
 
     near = difflib.get_close_matches(name, presets.presets(algo), n=1, cutoff=0.7)
     others = [other for other in algos.ALGORITHMS if presets.find_preset(other, name)]

@@ -41,6 +41,8 @@ class ReplayArgs:
     """Write the episode to this .csv file, a row for each step (default: do not). Never replaces a file."""
     runs: str = "runs"
     """Folder of all runs."""
+    allow: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Module to import for a run of another user; may be repeated (default: none)."""
 
 
 def replay(words: list[str]) -> int:
@@ -62,7 +64,7 @@ def replay(words: list[str]) -> int:
         problems += error.problems
     if problems:
         raise UsageError(problems)
-    relearned = replaying.relearn(run, wanted.iteration, wanted.episode, lambda text: say(out, text))
+    relearned = replaying.relearn(run, wanted.iteration, wanted.episode, lambda text: say(out, text), wanted.allow)
     if relearned.difference:
         say(
             out,

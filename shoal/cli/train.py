@@ -50,6 +50,8 @@ class ResumeArgs:
     """Another number of workers (default: the run's, or with --engine, one per core)."""
     runs: str = "runs"
     """Folder of all runs."""
+    allow: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Module to import for a run of another user or a policy file without a run; may be repeated (default: none)."""
 
 
 def resume(words: list[str]) -> int:
@@ -66,9 +68,10 @@ def resume(words: list[str]) -> int:
     settings = Settings(**found.record()["settings"] | changes)
     if mpirun.is_needed(settings.engine):
         goal = [f"--{key}={changes[key]}" for key in ("steps", "iterations") if changes.get(key)]
+        goal += [f"--allow={module}" for module in wanted.allow]
         return mpirun.resume_under_mpirun(found, settings.workers, settings.restarts, goal)
     try:
-        result = run.resume(wanted.run, Path(wanted.runs), changes, console=out)
+        result = run.resume(wanted.run, Path(wanted.runs), changes, console=out, allow=wanted.allow)
     except Stopped as stop:
         return _report_stop(out, stop)
     return _report(out, result)

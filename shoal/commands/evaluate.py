@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import UsageError
 from shoal.policies import actions
-from shoal.policies.policy import SavedPolicy
+from shoal.policies.policy import SavedPolicy, Spaces
 from shoal.runs.folder import policy_file
+from shoal.runs.trust import trust_policy
 from shoal.sampling.lane_address import LaneAddress
-from shoal.sampling.tasks import Budget, Spaces, describe, episodes
+from shoal.sampling.tasks import Budget, describe, episodes
 
 LANES, WIDTH = 8, 8  # results depend on both
 
@@ -43,7 +45,7 @@ class Evaluation:
 
 def evaluate_run(
     run: str, root: Path, *, count: int = 100, seed: int = 0, sample: bool = False, engine: str = "processes",
-    workers: int | None = None,
+    workers: int | None = None, allow: Collection[str] = (),
 ) -> Evaluation:  # fmt: skip
     """Play `count` episodes with the newest policy of a run, or with a policy file."""
     problems = engines.engine_problems(engine, workers)
@@ -54,6 +56,7 @@ def evaluate_run(
     if problems:
         raise UsageError(problems)
     saved = SavedPolicy.load(policy_file(run, root))
+    trust_policy(run, root, saved.env, allow)
     with engines.make(engine, workers) as pool:
         return evaluate_policy(pool, saved, count, seed, sample)
 

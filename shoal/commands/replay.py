@@ -16,7 +16,7 @@ import shlex
 import sys
 import traceback
 from bdb import BdbQuit
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,10 +227,16 @@ def _no_episode(iteration: int, number: int | None, count: int, counts: dict[int
     return []
 
 
-def relearn(folder: RunDir, iteration: int, number: int | None, announce: Callable[[str], None]) -> RelearnedIteration:
+def relearn(
+    folder: RunDir,
+    iteration: int,
+    number: int | None,
+    announce: Callable[[str], None],
+    allow: Collection[str] = (),
+) -> RelearnedIteration:
     """Learn an iteration again from the newest checkpoint before it, for one of its episodes or for all of them."""
     rows = {row["iteration"]: row for row in folder.metrics()}
-    record, spec = run.recorded(folder, {})
+    record, spec = run.recorded(folder, {}, allow)
     settings = spec.settings
     checkpoint = _checkpoint(folder, iteration)
     first = checkpoint.iteration

@@ -278,6 +278,8 @@ def flags(settings: Settings | AlgorithmConfig) -> list[str]:
             continue
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
+        elif key == "wrap":  # the one flag that is repeated
+            words += [f"--wrap={text}" for text in value]
         elif isinstance(value, tuple):
             words += [f"--{name}", *map(str, value)]
         else:

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
-from shoal.engines.functions import refuse_while_loading
 from shoal.engines.scheduler import Telemetry
+from shoal.engines.user_code import refuse_while_imported
 from shoal.engines.wire import Shared
 
 
@@ -30,7 +30,7 @@ class Engine(abc.ABC):
     """Number of workers that this engine is to have."""
 
     def __init__(self, workers: int) -> None:
-        refuse_while_loading()
+        refuse_while_imported()
         self.workers = workers
 
     @property

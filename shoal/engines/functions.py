@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from types import ModuleType
 
+from shoal.engines.user_code import MAIN, being_imported, content_digest, require
 from shoal.errors import NotNameable, UsageError
 
-MAIN = "__main__"
 _MAIN_ON_WORKER = "__shoal_main__"
-_loading_main = False
 
 OWN_TASKS = "shoal.sampling.tasks"
 """The module whose functions every worker runs, even one that trusts no other module. The package has functions that
@@ -42,6 +40,15 @@ def name_of(function: Callable[..., object]) -> str:
     return f"{module}:{name}"
 
 
+def with_digest(name: str) -> str:
+    """Add the digest of the user's code to a function's name, so that a worker with other code refuses the task."""
+    module = name.partition(":")[0]
+    found = sys.modules.get(module)  # None for a script that runs as a module
+    if found is None or module == MAIN or module.partition(".")[0] == "shoal":  # the fingerprint covers Shoal
+        return name
+    return f"{name}@{content_digest(found)}"
+
+
 def main_script() -> str | None:
     """Return the file of the running script, from which workers load functions of `__main__`."""
     return getattr(sys.modules.get(MAIN), "__file__", None)
@@ -55,13 +62,13 @@ def trust(modules: Collection[str] | None) -> None:
 
 def refuse_module(name: str) -> None:
     """Raise if a module that a message names is not among those that this process trusts."""
-    if _trusted is not None and not _covers(_trusted, name):
+    if _trusted is not None and not covers(_trusted, name):
         raise UsageError(
             f"this worker may not import {name}. If you trust that module, start the worker with --allow {name}"
         )
 
 
-def _covers(modules: Collection[str], name: str) -> bool:
+def covers(modules: Collection[str], name: str) -> bool:
     """Whether a module, or a package that contains it, is among these."""
     parents = name.split(".")
     return any(".".join(parents[: depth + 1]) in modules for depth in range(len(parents)))
@@ -83,9 +90,13 @@ class Functions:
         self._found: dict[str, Callable[..., object]] = {}
 
     def find(self, name: str) -> Callable[..., object]:
-        """Return the function with the name `module:function`."""
+        """Return the function with the name `module:function`, with the digest of its code if `@digest` follows."""
         if name not in self._found:
-            self._found[name] = self._find(name)
+            plain, _, digest = name.partition("@")
+            found = self._find(plain)
+            if digest:
+                require(plain.partition(":")[0], digest)
+            self._found[name] = found
         return self._found[name]
 
     def remember(self, name: str, function: Callable[..., object]) -> None:
@@ -96,7 +107,7 @@ class Functions:
         """Raise if a function of this name may not be run here. Imports nothing."""
         module_name, _, function = name.partition(":")
         own = module_name == OWN_TASKS and not function.startswith("_")
-        if self.allow is not None and not own and not _covers(self.allow, module_name):
+        if self.allow is not None and not own and not covers(self.allow, module_name):
             allowed = ", ".join(["Shoal's own tasks", *sorted(self.allow)])
             raise UsageError(
                 f"this worker may not run {name}: it was started for {allowed}. "
@@ -126,7 +137,7 @@ class Functions:
         module = importlib.util.module_from_spec(spec)
         sys.modules[_MAIN_ON_WORKER] = module
         try:
-            with _marked_as_loading():
+            with being_imported():
                 spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[_MAIN_ON_WORKER]
@@ -147,22 +158,3 @@ class _ScriptLoader(importlib.abc.SourceLoader):
         if path != self.path:
             raise OSError(f"the head sent {self.path} only, not {path!r}")
         return self.source
-
-
-@contextlib.contextmanager
-def _marked_as_loading() -> Iterator[None]:
-    global _loading_main  # noqa: PLW0603 - one process loads one script
-    _loading_main = True
-    try:
-        yield
-    finally:
-        _loading_main = False
-
-
-def refuse_while_loading() -> None:
-    """Raise in a worker that is loading the user's script: a script that starts an engine then has no main guard."""
-    if _loading_main:
-        raise UsageError(
-            "this script starts an engine when it is imported, and workers import it to find its functions. "
-            'Put the part that starts the engine under `if __name__ == "__main__":`'
-        )

@@ -21,7 +21,7 @@ from shoal.base import signals
 from shoal.engines import wire
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import difference, fingerprint
-from shoal.engines.functions import main_script, name_of
+from shoal.engines.functions import main_script, name_of, with_digest
 from shoal.engines.scheduler import Command, Fail, GiveUp, Notice, Resolve, Scheduler, Send, Ship, Telemetry
 from shoal.engines.shared_values import SharedValues
 from shoal.engines.wire import Buffer, FailedBody, Kind, Message, Shared, WorkerSettings
@@ -137,7 +137,8 @@ class RemoteEngine(Engine):
 
     def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
         name = name_of(function)
-        frame, shared = wire.encode_with_shared((name, list(args)), f"an argument of {name}", self.largest)
+        wanted = name if self._allow_mixed else with_digest(name)
+        frame, shared = wire.encode_with_shared((wanted, list(args)), f"an argument of {name}", self.largest)
         self._shared.refuse_others(shared)
         label = f"task {name}" if key is None else f"task {name} of {key}"
         future: Future[Any] = Future()

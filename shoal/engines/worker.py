@@ -49,7 +49,7 @@ class Server:
             name, args = wire.decode(task.frame, self.shared)
             result = self.functions.find(name)(*args)
             done: DoneBody = {"seconds": time.perf_counter() - begun, "result": result}
-            return Message(Kind.DONE, task.number, wire.encode(done, f"what {name} returned"))
+            return Message(Kind.DONE, task.number, wire.encode(done, f"what {name.partition('@')[0]} returned"))
         except (KeyboardInterrupt, errors.Stopped):  # only in the head's process, where the task is not the cause
             raise
         except BaseException as error:  # anything that a task raises is reported by the head

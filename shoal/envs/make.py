@@ -1,22 +1,23 @@
-"""Make environments by name, and check a name before anything is made."""
+"""Make environments from plain data."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import difflib
-import importlib
 import re
 import sys
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypedDict, cast
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec as Registered
 
-from shoal.engines.functions import refuse_module
+from shoal.engines import user_code
+from shoal.envs import names
+from shoal.envs.wrappers import Wrapper
 from shoal.errors import EnvironmentFault, MissingExtra, ShoalError, UsageError
+from shoal.policies.observations import Flattener
 
 Env: TypeAlias = gymnasium.Env[Any, Any]
 """A single environment, whatever its observations and actions are."""
@@ -31,6 +32,8 @@ class EnvRecord(TypedDict):
     recreate_after: int
     step_limit: int
     vector: str | None
+    wrap: NotRequired[list[str]]
+    code: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class EnvSpec:
     """An environment by name. Plain data: it is sent to workers and stored with the run."""
 
     id: str
-    """A Gymnasium id, or `module:Env-v0` to import the module that registers it first."""
+    """A Gymnasium id, `module:Env-v0` to import the module that registers it first, or `module:Class`."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     max_episode_steps: int | None = None
@@ -50,6 +53,10 @@ class EnvSpec:
     vector: str | None = None
     """Step each lane as one native vector environment: "envpool", or "gymnasium" for the `vector_entry_point` that the
     environment registers."""
+    wrap: list[str] = field(default_factory=list)
+    """Wrappers to put around it, the innermost first: see `Wrapper`."""
+    code: dict[str, str] = field(default_factory=dict)
+    """Modules of the user, by name or file, and the digest that each must have wherever it is imported."""
 
     def to_record(self) -> EnvRecord:
         return cast("EnvRecord", dataclasses.asdict(self))
@@ -60,23 +67,17 @@ class EnvSpec:
 
 
 def make_env(spec: EnvSpec) -> Env:
-    """Make an environment, with Dict, Tuple and Discrete observations flattened to a vector.
+    """Make an environment with its wrappers; observations that are no arrays are flattened to a vector.
 
     Gymnasium's TimeLimit and OrderEnforcing wrappers are omitted where they are outermost, since each costs a call per
     step: a lane enforces the limit itself (`time_limit`) and always resets first.
     """
+    for module, digest in spec.code.items():
+        user_code.require(module, digest)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Gymnasium would recommend a newer version once per slot
-            record = registered(spec)
-            lean = not record.additional_wrappers
-            if lean:
-                record.order_enforce = False
-                record.max_episode_steps = None
-            elif spec.max_episode_steps is not None:
-                record.max_episode_steps = spec.max_episode_steps
-            _calm(record)
-            env = gymnasium.make(record, disable_env_checker=True, **spec.kwargs)
+            env = _bare(spec)
     except ShoalError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
@@ -87,50 +88,73 @@ def make_env(spec: EnvSpec) -> Env:
         if spec.kwargs and isinstance(error, TypeError):
             raise UsageError(f"{spec.id} does not take --env-kwargs {spec.kwargs}: {error}") from error
         raise EnvironmentFault(f"{spec.id} raised {type(error).__name__} when it was made: {error}") from error
-    space = env.observation_space
-    if not isinstance(space, gymnasium.spaces.Box):
-        flat = gymnasium.spaces.utils.flatten_space(space)
-        if not isinstance(flat, gymnasium.spaces.Box):
-            raise UsageError(
-                f"the observation space {space} of {spec.id} is not supported, because its size is not fixed. "
-                f"Supported spaces: Box, Discrete, and Dict or Tuple of these"
-            )
-        return gymnasium.wrappers.FlattenObservation(env)
-    return env
+    for text in spec.wrap:
+        env = _wrapped(env, text)
+    return env if isinstance(env.observation_space, gymnasium.spaces.Box) else FlatObservation(env)
+
+
+def _bare(spec: EnvSpec) -> Env:
+    """Make an environment without the user's wrappers."""
+    factory = names.factory_of(spec.id)
+    if factory is not None:
+        made = factory(**spec.kwargs)
+        if not isinstance(made, gymnasium.Env):
+            raise UsageError(f"{spec.id} made {type(made).__name__}, which is no gymnasium.Env")
+        if spec.wrap and spec.max_episode_steps is not None:
+            return gymnasium.wrappers.TimeLimit(made, spec.max_episode_steps)
+        return made
+    record = names.registered(spec.id)
+    if not _keeps_time(spec, record):
+        record.order_enforce = False
+        record.max_episode_steps = None
+    elif spec.max_episode_steps is not None:
+        record.max_episode_steps = spec.max_episode_steps
+    _calm(record)
+    return gymnasium.make(record, disable_env_checker=True, **spec.kwargs)
+
+
+def _wrapped(env: Env, text: str) -> Env:
+    try:
+        wrapped = Wrapper.parse(text).wrap(env)
+    except ShoalError:
+        raise
+    except Exception as error:
+        raise UsageError(f"--wrap {text} raised {type(error).__name__}: {error}") from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise UsageError(f"--wrap {text} made {type(wrapped).__name__}, which is no gymnasium.Env")
+    return wrapped
+
+
+class FlatObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
+    """Flattens observations that are no arrays."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.flattener = Flattener(env.observation_space)
+        self.observation_space = self.flattener.flat
+
+    def observation(self, observation: Any) -> np.ndarray:
+        """Flatten one observation."""
+        return self.flattener(observation)
 
 
 def time_limit(spec: EnvSpec) -> int | None:
     """Steps after which a lane truncates an episode; None without a limit or if the environment enforces it itself."""
-    record = registered(spec)
-    if record.additional_wrappers:
-        return None
-    return spec.max_episode_steps or record.max_episode_steps
+    if names.factory_of(spec.id) is not None:
+        return None if spec.wrap else spec.max_episode_steps
+    record = names.registered(spec.id)
+    return None if _keeps_time(spec, record) else spec.max_episode_steps or record.max_episode_steps
 
 
-# Namespaces that need no module: prefix, and the module that registers their environments
-_REGISTERED_BY = {"ALE": "ale_py", "shoal": "shoal.envs.builtin"}
-
-
-def _module_and_id(name: str) -> tuple[str, str]:
-    """Split a name into the module to import first ("" for none) and the plain Gymnasium id."""
-    module, _, plain = name.rpartition(":")
-    return module or _REGISTERED_BY.get(plain.partition("/")[0], ""), plain
-
-
-def registered(spec: EnvSpec) -> gymnasium.envs.registration.EnvSpec:
-    """Return a copy of Gymnasium's spec of an environment."""
-    module, plain = _module_and_id(spec.id)
-    if module:
-        if module not in _REGISTERED_BY.values():
-            refuse_module(module)
-        importlib.import_module(module)
-    return copy.deepcopy(gymnasium.spec(plain))
+def _keeps_time(spec: EnvSpec, record: Registered) -> bool:
+    """Whether the environment enforces its time limit itself, because wrappers around it have to see the end."""
+    return bool(record.additional_wrappers or spec.wrap)
 
 
 _warned: set[str] = set()
 
 
-def _calm(record: gymnasium.envs.registration.EnvSpec) -> None:
+def _calm(record: Registered) -> None:
     """Silence MuJoCo, which repeats its warnings per environment and logs to the working folder, and ALE's banner."""
     maker = str(record.entry_point)
     try:
@@ -158,26 +182,3 @@ def observation_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:
     """Dtype in which observations are stored and sent: the space's own, but float32 (as networks use) for float64."""
     dtype = np.dtype(space.dtype)
     return np.dtype(np.float32) if dtype == np.float64 else dtype
-
-
-def env_problems(name: str) -> list[str]:
-    """Describe what is wrong with an environment's name, without making the environment."""
-    module, plain = _module_and_id(name)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if module:
-                importlib.import_module(module)
-            gymnasium.spec(plain)
-    except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(plain, gymnasium.registry, n=2, cutoff=0.7)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        hint += "" if module else " If your own module registers it, use module:Env-v0"
-        return [f"there is no environment {plain!r}. {error}{hint}"]
-    except ModuleNotFoundError as error:
-        if error.name == "ale_py":
-            return [f"{plain} needs the Atari emulator. Install it: pip install 'shoal[atari]'"]
-        return [f"the module {module} of the environment {plain} cannot be imported: {error}"]
-    except Exception as error:  # importing the user's module may raise anything
-        return [f"the module {module} of the environment {plain} cannot be imported: {type(error).__name__}: {error}"]
-    return []

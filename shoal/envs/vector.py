@@ -13,7 +13,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from shoal.envs.make import EnvSpec, registered
+from shoal.envs import names
+from shoal.envs.make import EnvSpec
 from shoal.errors import EnvironmentFault, MissingExtra, UsageError
 
 
@@ -58,7 +59,13 @@ class VectorEnv:
 
 
 def _gymnasium(spec: EnvSpec, width: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    record = registered(spec)
+    factory = names.factory_of(spec.id)
+    if factory is not None:
+        made = factory(num_envs=width, **spec.kwargs)
+        if not isinstance(made, gymnasium.vector.VectorEnv):
+            raise UsageError(f"{spec.id} made {type(made).__name__}, which is no gymnasium.vector.VectorEnv")
+        return made
+    record = names.registered(spec.id)
     if record.vector_entry_point is None:
         raise UsageError(f"{spec.id} registers no vector_entry_point. Omit --vector, or try --vector envpool")
     if spec.max_episode_steps is not None:

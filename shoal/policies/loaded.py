@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.policies.observations import Flattener
 from shoal.policies.policy import SavedPolicy
 
 
@@ -23,6 +24,7 @@ class LoadedPolicy:
         if "epsilon" in weights:  # slots may explore at different rates; sampled actions use the lowest
             weights["epsilon"] = weights["epsilon"].min(keepdims=True)
         self._act = self._policy.actor(weights)
+        self._flattener = None if self._policy.flattened is None else Flattener.from_record(self._policy.flattened)
         self._shape, self._dtype = self._policy.observation_shape, np.dtype(self._policy.observation_dtype)
         self._memory = np.zeros((1, self._policy.remembered), np.float32)
         self._began = False
@@ -56,8 +58,12 @@ class LoadedPolicy:
         """Choose the most likely action or, with an `rng`, sample one.
 
         An observation of shape `observation_shape` gives one action, as `env.step` takes it; a batch (n, *shape) gives
-        n actions, as one array.
+        n actions, as one array. Dict, Tuple, Discrete and text observations are given as the environment returns them;
+        a batch of them is a list, or has arrays of n rows.
         """
+        if self._flattener is not None:
+            observations, single = self._flattener.rows(observation)
+            return self._actions(observations.astype(self._dtype, copy=False), single, rng)
         observations = np.asarray(observation, self._dtype)
         single = observations.shape == self._shape
         if single:
@@ -67,6 +73,9 @@ class LoadedPolicy:
                 f"an observation has shape {observations.shape}; this policy takes {self._shape}, or a batch "
                 f"(n, {', '.join(map(str, self._shape))})"
             )
+        return self._actions(observations, single, rng)
+
+    def _actions(self, observations: np.ndarray, single: bool, rng: np.random.Generator | None) -> Any:
         width = len(observations)
         if self._memory.shape[0] != width:
             self._resize(width)

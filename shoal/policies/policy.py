@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -23,6 +23,7 @@ from shoal.errors import CheckpointFault
 from shoal.policies import actions
 from shoal.policies.actions import Distribution, DistributionRecord
 from shoal.policies.networks import MLP, Dueling, Recurrent
+from shoal.policies.observations import SpaceRecord
 
 Actor = Callable[[np.ndarray, np.ndarray | None, np.ndarray], np.ndarray]
 """(observations (width, *shape), noise or None, memory (width, remembered)) -> actions (width, components)."""
@@ -49,6 +50,19 @@ class Weights(Statistics):
     """(lanes, width) float32: exploration rate of each slot, for Q-values; a single row or column holds for all."""
 
 
+class Spaces(TypedDict):
+    """What the head has to know about an environment."""
+
+    shape: list[int]
+    """Shape of one observation."""
+    dtype: str
+    """Type of observations as records keep them."""
+    distribution: DistributionRecord
+    """The distribution that fits the action space."""
+    flattened: NotRequired[SpaceRecord]
+    """The observation space, if its observations are no arrays and therefore flattened."""
+
+
 class PolicyRecord(TypedDict):
     """A `Policy` as plain data, as workers and policy files receive it."""
 
@@ -61,6 +75,7 @@ class PolicyRecord(TypedDict):
     dueling: bool
     memory: str
     output: str
+    flattened: NotRequired[SpaceRecord]
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,17 @@ class Policy:
     """Recurrence of the hidden layers: "none", "elman" or "lstm"."""
     output: str = "identity"
     """Activation of the output layer."""
+    flattened: SpaceRecord | None = field(default=None, hash=False)
+    """The observation space, if its observations are no arrays and therefore flattened."""
+
+    @staticmethod
+    def fitting(
+        spaces: Spaces, distribution: Distribution | None = None, *, hidden: Sequence[int] = (64, 64), **options: Any
+    ) -> Policy:
+        """Make the policy that fits the spaces of an environment; `options` are the other fields."""
+        found = actions.from_record(spaces["distribution"]) if distribution is None else distribution
+        space = spaces.get("flattened")
+        return Policy(tuple(spaces["shape"]), spaces["dtype"], found, tuple(hidden), flattened=space, **options)
 
     @functools.cached_property
     def inputs(self) -> int:
@@ -167,7 +193,7 @@ class Policy:
 
     def to_record(self) -> PolicyRecord:
         """Convert to plain data, for the wire and for files."""
-        return {
+        record: PolicyRecord = {
             "observation_shape": list(self.observation_shape),
             "observation_dtype": self.observation_dtype,
             "distribution": actions.to_record(self.distribution),
@@ -178,6 +204,9 @@ class Policy:
             "memory": self.memory,
             "output": self.output,
         }
+        if self.flattened is not None:
+            record["flattened"] = self.flattened
+        return record
 
     @staticmethod
     def from_record(record: PolicyRecord) -> Policy:
@@ -192,6 +221,7 @@ class Policy:
             record["dueling"],
             record["memory"],
             record["output"],
+            record.get("flattened"),
         )
 
 

@@ -34,6 +34,7 @@ from shoal.runs.metrics import MetricsRow
 
 log = logging.getLogger("shoal.run")
 
+CONFIG = "config.json"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
@@ -69,6 +70,8 @@ class RunRecord(TypedDict):
     """Fingerprint of the head, which workers had to match."""
     schedule_ends: NotRequired[dict[str, int]]
     """Iteration -> environment steps at which schedules end from there on: a resume with a new goal moves the end."""
+    folders: NotRequired[dict[str, str]]
+    """Module of the user -> folder in which it was found."""
 
 
 class RunDir:
@@ -76,7 +79,7 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config_file = path / "config.json"
+        self.config_file = path / CONFIG
         self.metrics_file = path / "metrics.jsonl"
         self.policy_file = path / POLICY
         self.checkpoints = path / "checkpoints"
@@ -104,7 +107,7 @@ class RunDir:
         """Find a run by its name, or by the path of its folder."""
         for path in (root / name, Path(name)):
             try:
-                if (path / "config.json").is_file():
+                if (path / CONFIG).is_file():
                     return RunDir(path)
             except OSError as error:
                 raise UsageError(f"the run {path} cannot be read: {error.strerror}") from None
@@ -113,7 +116,7 @@ class RunDir:
     @staticmethod
     def all(root: Path) -> list[RunDir]:
         """List every run in a folder, oldest first."""
-        found = [RunDir(path.parent) for path in root.glob("*/config.json")]
+        found = [RunDir(path.parent) for path in root.glob(f"*/{CONFIG}")]
         return sorted(found, key=lambda run: run.config_file.stat().st_mtime)
 
     def discard(self) -> None:

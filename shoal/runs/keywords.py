@@ -6,17 +6,22 @@ import dataclasses
 import difflib
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
+import gymnasium
 import msgspec
 
 from shoal import algos
+from shoal.engines import user_code
 from shoal.errors import UsageError
 from shoal.runs import presets
 from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec
+
+EnvSource: TypeAlias = str | Callable[..., Any]
+"""An environment: its name, or a class or function that makes it."""
 
 ALIASES = {"learning_rate": "lr", "total_timesteps": "steps"}
 """Names of other libraries -> settings. `n_envs` sets the width: n_envs = lanes x width."""
@@ -24,9 +29,9 @@ ALIASES = {"learning_rate": "lr", "total_timesteps": "steps"}
 _JSON = ("env_kwargs", "engine_options")  # settings that are JSON in a run's record and dicts in Python
 
 
-def make_spec(algo: str | ModuleType, env: str, given: Mapping[str, Any], preset: bool = True) -> RunSpec:
+def make_spec(algo: str | ModuleType, env: EnvSource, given: Mapping[str, Any], preset: bool = True) -> RunSpec:
     """Build a run from an algorithm, an environment or preset, and settings by name; report every problem at once."""
-    name = algo_name(algo)
+    name, env = algo_name(algo), _env_name(env)
     kind = algos.load(name).Config
     found = presets.find_preset(name, env) if preset else None
     base = {"env": env} if found is None else found
@@ -43,6 +48,17 @@ def make_spec(algo: str | ModuleType, env: str, given: Mapping[str, Any], preset
         raise UsageError(problems)
     settings, config = Settings(**parts[0]), kind(**parts[1])
     return RunSpec(name, settings, config if "n_envs" not in given else with_n_envs(config, given["n_envs"], "n_envs"))
+
+
+def _env_name(env: EnvSource) -> str:
+    if isinstance(env, str):
+        return env
+    if isinstance(env, gymnasium.Env):
+        raise UsageError(
+            f"every worker makes its own environments, so pass the class {type(env).__name__}, or a function that "
+            f"returns a new environment, not an environment"
+        )
+    return user_code.locate(env, "the environment")
 
 
 def algo_name(algo: str | ModuleType) -> str:
@@ -87,6 +103,8 @@ def _converted(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
         except (TypeError, ValueError) as error:
             problems.append(f"{key} must hold plain values (numbers, strings, lists): {error}")
             return "{}"
+    if key == "wrap":
+        value = [text if isinstance(text, str) else user_code.locate(text, "the wrapper") for text in value]
     if hasattr(value, "__fspath__"):
         value = str(value)
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar

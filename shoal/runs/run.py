@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from shoal.algos.base import AlgorithmConfig, Step
 from shoal.base import disk, signals
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
-from shoal.errors import DiskFault, UsageError
+from shoal.errors import DiskFault, EnvironmentFault, UsageError
 from shoal.learning import xla
 from shoal.runs.checkpoints import Checkpoint
 from shoal.runs.folder import RunDir, RunRecord
@@ -27,6 +27,7 @@ from shoal.runs.track import Tracker
 from shoal.runs.track.console import console_tracker
 from shoal.runs.track.files import JsonLines
 from shoal.runs.track.tensorboard import TensorBoard
+from shoal.runs.trust import trust_run
 from shoal.runs.usage import Usage
 
 log = logging.getLogger("shoal.run")
@@ -42,7 +43,7 @@ def train(
     try:
         with run.lock():
             return _train(run, spec, Checkpoint(0, None), engine, trackers, console)
-    except UsageError:
+    except (UsageError, EnvironmentFault):
         run.discard()  # or a run that cannot begin would keep its name
         raise
 
@@ -73,11 +74,12 @@ def resume(
     engine: Engine | None = None,
     trackers: Sequence[Tracker] = (),
     console: Console | None = None,
+    allow: Collection[str] = (),
 ) -> RunResult:
     """Continue a run from its newest checkpoint. `changes` may replace the engine, the workers and the goal."""
     run = RunDir.find(root, name)
     with run.lock():
-        record, spec = recorded(run, changes)
+        record, spec = recorded(run, changes, allow)
         checkpoint = run.load()
         _record_goal(run, record, spec, checkpoint.iteration, changes)
         rows = [row for row in run.metrics() if row["iteration"] == checkpoint.iteration]
@@ -99,9 +101,10 @@ def resume_changes(
     return changes
 
 
-def recorded(run: RunDir, changes: Mapping[str, Any]) -> tuple[RunRecord, RunSpec]:
+def recorded(run: RunDir, changes: Mapping[str, Any], allow: Collection[str] = ()) -> tuple[RunRecord, RunSpec]:
     """Read and check what a run was started with; warn if versions have changed since."""
     record = run.record()
+    trust_run(run, record, allow)
     spec = RunSpec.from_record(record, {**changes, "runs": str(run.path.parent)})
     problems = spec.problems()
     if problems:

@@ -11,7 +11,11 @@ import tyro
 from shoal import engines
 from shoal.base import validation
 from shoal.base.seeding import MAX_SEED
-from shoal.envs.make import EnvSpec, env_problems
+from shoal.engines import user_code
+from shoal.engines.user_code import content_digest as digest
+from shoal.envs.make import EnvSpec
+from shoal.envs.names import env_problems, full_name
+from shoal.envs.wrappers import users_modules, wrapper_problems
 from shoal.runs.folder import name_problems
 from shoal.runs.goal import Goal
 
@@ -21,7 +25,8 @@ class Settings:
     """Settings of a run, except the algorithm's."""
 
     env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
-    """Environment: a Gymnasium id, or module:Env-v0 to import the module that registers it."""
+    """Environment: a Gymnasium id, module:Env-v0 to import the module that registers it, or a class or function of
+    your own as module:GridWorld or ./file.py:GridWorld."""
     steps: Annotated[int, tyro.conf.arg(aliases=["-n", "--total-timesteps"])] = 100_000
     """Total environment steps (at least)."""
     iterations: int | None = None
@@ -37,6 +42,9 @@ class Settings:
     """Options of the engine, as JSON. For ray: placement (spread or pack), num_cpus, resources, runtime_env."""
     env_kwargs: str = "{}"
     """Keyword arguments for the environment, as JSON."""
+    wrap: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Wrapper around the environment, may be repeated, the innermost first: Gymnasium's by name, your own as
+    module:Class; arguments after a colon, as in FrameStackObservation:4 (default: none)."""
     max_episode_steps: int | None = None
     """Truncate episodes after this many steps (default: the environment's limit)."""
     step_limit: int = 100_000
@@ -70,6 +78,11 @@ class Settings:
     tensorboard: bool = True
     """Write TensorBoard event files."""
 
+    def __post_init__(self) -> None:
+        """Give files their whole path, so that the record of a run makes sense in every folder."""
+        object.__setattr__(self, "env", full_name(self.env))
+        object.__setattr__(self, "wrap", tuple(full_name(text) for text in self.wrap))
+
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the values."""
         options = _json_object(self.engine_options)
@@ -84,6 +97,15 @@ class Settings:
             above_zero=("checkpoint_seconds", "task_timeout"),
             not_negative=("recreate_after", "restarts"),
         )  # fmt: skip
+        found += [problem for text in self.wrap for problem in wrapper_problems(text)]
+        if self.vector and self.wrap:
+            found.append("wrap cannot be combined with vector: wrappers are for single environments")
+        if self.engine != "serial" and user_code.MAIN in self.users_modules:
+            found.append(
+                f"{self.env} is defined in a notebook cell or an interactive session, where only the engine serial "
+                f"finds it. For other engines, write its cell to a file with %%writefile my_env.py as its first line, "
+                f"and import it from there"
+            )
         if self.device not in ("cpu", "gpu"):
             found.append(f"device must be cpu or gpu, not {self.device}")
         if self.vector and self.recreate_after:
@@ -106,7 +128,14 @@ class Settings:
             self.recreate_after,
             self.step_limit,
             self.vector,
+            list(self.wrap),
+            {} if self.allow_mixed else {name: digest(user_code.load(name)) for name in self.users_modules},
         )
+
+    @property
+    def users_modules(self) -> list[str]:
+        """Modules of the user that the environment and its wrappers come from, by name or file."""
+        return users_modules(self.env, self.wrap)
 
     @property
     def goal(self) -> Goal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -16,10 +16,12 @@ from shoal.base.trees import Tree
 from shoal.engines import user_code
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import code_digest, fingerprint
+from shoal.envs.wrappers import users_modules
 from shoal.errors import UsageError
 from shoal.learning import xla
 from shoal.runs.folder import RunRecord, policy_file
 from shoal.runs.settings import Settings
+from shoal.runs.trust import folders_of, modules_of_run
 
 log = logging.getLogger("shoal.run")
 
@@ -47,9 +49,10 @@ class RunSpec:
             "algo": self.algo,
             "settings": asdict(self.settings),
             "config": asdict(self.config),
-            "versions": versions(self.algo),
+            "versions": versions(self.algo, self.settings.users_modules),
             "fingerprint": fingerprint(),
             "schedule_ends": {"0": self.schedule_end},
+            "folders": folders_of(modules_of_run(self.algo, asdict(self.settings))),
         }
 
     def completed(self) -> RunSpec:
@@ -121,21 +124,24 @@ def make_config(algo: str, values: Mapping[str, Any]) -> AlgorithmConfig:
     return algos.load(algo).Config(**made)
 
 
-def versions(algo: str) -> dict[str, str]:
-    """List the versions that the head's results depend on, and a digest of the algorithm's code."""
+def versions(algo: str, modules: Iterable[str]) -> dict[str, str]:
+    """List the versions that a run's results depend on, and digests of the algorithm's and the user's modules."""
     module = algos.load(algo)
     names = (*_PACKAGES, *module.Config.packages)
     code = code_digest(*_LEARNER_CODE, *([f"algos/{algo}.py"] if algos.is_builtin(algo) else []))
     if not algos.is_builtin(algo):
         code += "+" + user_code.content_digest(algos.module_of(algo))
-    return {"shoal": __version__, "python": platform.python_version(), "algorithm": code} | {
-        name: metadata.version(name) for name in names
-    }
+    return (
+        {"shoal": __version__, "python": platform.python_version(), "algorithm": code}
+        | {name: metadata.version(name) for name in names}
+        | {f"code of {name}": user_code.content_digest(user_code.load(name)) for name in modules}
+    )
 
 
 def warn_of_changes(record: RunRecord) -> None:
     """Warn if this is not the software and arithmetic that a run was started with."""
-    then, now = record["versions"] | record["fingerprint"], versions(record["algo"]) | fingerprint()
+    modules = users_modules(record["settings"]["env"], record["settings"].get("wrap", ()))
+    then, now = record["versions"] | record["fingerprint"], versions(record["algo"], modules) | fingerprint()
     differs = [
         f"{key} {then.get(key)} then, {now.get(key)} now" for key in sorted(then | now) if then.get(key) != now.get(key)
     ]

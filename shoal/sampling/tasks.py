@@ -19,11 +19,10 @@ import numpy as np
 
 from shoal.base import seeding
 from shoal.engines import fingerprint
-from shoal.envs.make import EnvRecord, EnvSpec, make_env, observation_dtype
+from shoal.envs.make import EnvRecord, EnvSpec, FlatObservation, make_env, observation_dtype
 from shoal.envs.vector import VectorEnv
 from shoal.policies import actions
-from shoal.policies.actions import DistributionRecord
-from shoal.policies.policy import Policy, PolicyRecord, Weights
+from shoal.policies.policy import Policy, PolicyRecord, Spaces, Weights
 from shoal.sampling.lane import IdleEnvs, Lane
 from shoal.sampling.lane_address import LaneAddress, Ledger
 from shoal.sampling.population_lane import EvaluationRecord, MembersRecord, PlanRecord, PopulationLane, Tally
@@ -39,17 +38,6 @@ class Budget(TypedDict, total=False):
 
     episodes: int
     steps: int
-
-
-class Spaces(TypedDict):
-    """What the head has to know about an environment."""
-
-    shape: list[int]
-    """Shape of one observation."""
-    dtype: str
-    """Type of observations as records keep them."""
-    distribution: DistributionRecord
-    """The distribution that fits the action space."""
 
 
 class HeldLanes:
@@ -176,11 +164,14 @@ def describe(env: EnvRecord) -> Spaces:
     made = VectorEnv(spec, [0]) if spec.vector else make_env(spec)
     try:
         space = made.observation_space
-        return {
+        spaces: Spaces = {
             "shape": list(space.shape or ()),
             "dtype": observation_dtype(space).str,
             "distribution": actions.to_record(actions.distribution_for(made.action_space)),
         }
+        if isinstance(made, FlatObservation):
+            spaces["flattened"] = made.flattener.to_record()
+        return spaces
     finally:
         made.close()
 

@@ -255,7 +255,7 @@ def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["train", "trpo", "Nope-v0"], "there is no environment 'Nope-v0'"),
-        (["train", "trpo", "nomodule:Nope-v0"], "module nomodule .* cannot be imported"),
+        (["train", "trpo", "nomodule:Nope-v0"], "module nomodule cannot be imported"),
         (["train", "tpro", "CartPole-v1"], "Did you mean trpo?"),
         (["train", "trpo", "CartPole-v1", "--max_kll", "1"], "(?i)unrecognized.*max.kll"),
         (["train", "trpo", "CartPole-v1", "--lanes", "many"], "many"),

@@ -4,7 +4,8 @@ from shoal.engines import functions
 from shoal.engines.functions import Functions, name_of
 from shoal.engines.wire import Kind, Message, encode
 from shoal.engines.worker import Server
-from shoal.envs.make import EnvSpec, make_env, registered
+from shoal.envs.make import EnvSpec, make_env
+from shoal.envs.names import registered
 from shoal.errors import NotNameable, UsageError
 from tests.support import tasks
 
@@ -40,9 +41,9 @@ def test_what_a_module_imports_is_not_its_own() -> None:
 def test_modules_of_environments_must_be_allowed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "_trusted", frozenset({"tests.envs"}))
     with pytest.raises(UsageError, match=r"may not import tests\.support\.toys.*--allow tests\.support\.toys"):
-        registered(EnvSpec("tests.support.toys:Walk-v0"))
+        registered("tests.support.toys:Walk-v0")
     monkeypatch.setattr(functions, "_trusted", frozenset({"tests"}))
-    assert registered(EnvSpec("tests.support.toys:Walk-v0")).id == "Walk-v0"
+    assert registered("tests.support.toys:Walk-v0").id == "Walk-v0"
 
 
 def test_a_program_to_play_against_must_be_allowed_too(monkeypatch: pytest.MonkeyPatch) -> None:

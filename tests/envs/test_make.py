@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from shoal.envs import make as making
-from shoal.envs.make import EnvSpec, env_problems, make_env, time_limit
+from shoal.envs.make import EnvSpec, make_env, time_limit
+from shoal.envs.names import env_problems
 from shoal.errors import EnvironmentFault, UsageError
 from shoal.sampling.tasks import describe
 

@@ -17,7 +17,8 @@ from shoal import algos, engines
 from shoal.algos.base import AlgorithmConfig
 from shoal.base import validation
 from shoal.commands.compare.overrides import override_values, split_overrides
-from shoal.envs.make import EnvSpec, env_problems, registered
+from shoal.envs.make import EnvSpec
+from shoal.envs.names import env_problems, factory_of, registered
 from shoal.errors import ShoalError, UsageError
 from shoal.runs import presets
 from shoal.runs.folder import RunDir, name_problems
@@ -103,7 +104,7 @@ class Comparison:
         if self.threshold is not None:
             return self.threshold
         try:
-            return registered(env).reward_threshold
+            return None if factory_of(env.id) else registered(env.id).reward_threshold
         except gymnasium.error.Error:
             return None
 

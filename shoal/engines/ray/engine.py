@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.base.host import available_cores
-from shoal.engines.functions import main_script, refuse_while_loading
+from shoal.engines.functions import main_script
 from shoal.engines.ray.session import RuntimeEnv, Session, restore_sigterm_handler
 from shoal.engines.ray.transport import RayTransport
 from shoal.engines.remote import RemoteEngine
 from shoal.engines.scheduler import Scheduler
+from shoal.engines.user_code import refuse_while_imported
 from shoal.engines.wire import WorkerSettings
 from shoal.errors import UsageError
 
@@ -67,7 +68,7 @@ class RayEngine(RemoteEngine):
         lease: float = 10.0,
         allow_mixed: bool = False,
     ) -> None:
-        refuse_while_loading()  # before Ray is started in vain
+        refuse_while_imported()  # before Ray is started in vain
         options = {"placement": placement, "num_cpus": num_cpus, "resources": resources or {}}
         wrong = problems(address, options | {"runtime_env": runtime_env or {}})
         if wrong:

@@ -25,7 +25,7 @@ import msgspec
 import shoal
 from shoal.base.lifetime import die_with_parent
 from shoal.engines import wire
-from shoal.engines.functions import MAIN, Functions
+from shoal.engines.functions import Functions
 from shoal.engines.processes import ProcessTransport
 from shoal.engines.redis.address import Address, cannot_reach
 from shoal.engines.redis.assignment import assign
@@ -33,6 +33,7 @@ from shoal.engines.redis.envelope import LARGEST, Header, Serials, Word, seal, u
 from shoal.engines.redis.link import Link, ServerLost, Write, is_refused
 from shoal.engines.redis.records import HeadRecord, MachineRecord, WorkerRecord, head_inbox, machine_inbox, share_key
 from shoal.engines.remote import Broken, Event, Heard, Left, Received
+from shoal.engines.user_code import MAIN
 from shoal.engines.wire import Kind, Message
 from shoal.engines.worker import describe_error
 from shoal.errors import Stopped, UsageError, WireError
