@@ -111,8 +111,9 @@ def train(
         }  # fmt: skip
         ledger, acting = lanes.state(), weights | {"params": learned["params"]["policy"]}
         timing = {"time/sample_seconds": lanes.sampled.seconds, "time/learn_seconds": time.perf_counter() - begun}
+        losses = {name: float(number) for name, number in measures.items()}
         yield Step(
-            metrics=scores.metrics() | timing | {name: float(number) for name, number in measures.items()},
+            metrics=scores.metrics() | lanes.metrics() | timing | losses,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},
             policy=SavedPolicy(policy, acting, env.to_record()),

@@ -250,7 +250,7 @@ def train(
         }
         now: Weights = {"params": np.asarray(params), "epsilon": np.full((1, 1), epsilon, np.float32), **unscaled}
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | learning | rates | timing,
+            metrics=scores.metrics() | lanes.metrics() | {"time/iterations": iteration} | learning | rates | timing,
             learned=learned,
             state=lambda learned=learned, rest=rest: learned | {key: made() for key, made in rest.items()},  # type: ignore[misc]
             policy=SavedPolicy(policy, now, env.to_record()),

@@ -207,7 +207,7 @@ def train(
         timing["time/learn_seconds"] = learning.seconds
         rates = {"train/learning_rate": lr, "train/clip_range": clip}
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | measures | rates | timing,
+            metrics=scores.metrics() | lanes.metrics() | {"time/iterations": iteration} | measures | rates | timing,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
             policy=SavedPolicy(policy, weights(), env.to_record()),

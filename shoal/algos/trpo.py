@@ -176,7 +176,7 @@ def train(
             "time/learn_seconds": time.perf_counter() - lanes.sampled.done,
         }
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | measures | timing,
+            metrics=scores.metrics() | lanes.metrics() | {"time/iterations": iteration} | measures | timing,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
             policy=SavedPolicy(policy, current, env.to_record()),

@@ -71,6 +71,11 @@ class RunSpec:
                 f"iterations of whole episodes take is not known in advance: use --steps N instead of --iterations, or "
                 f"constant schedules"
             )
+        if self.settings.eval_every and self.config.score_episodes:
+            problems.append(
+                f"{self.algo} evaluates its policy in every iteration already, as eval/mean_reward: add "
+                f"--score-episodes 0 to evaluate by --eval-every instead"
+            )
         return problems
 
     def steps(self, config: AlgorithmConfig, engine: Engine, state: Tree | None = None) -> Iterator[Step]:
