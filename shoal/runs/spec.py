@@ -115,7 +115,7 @@ class RunSpec:
 
 def start_from(config: AlgorithmConfig, path: Path) -> AlgorithmConfig:
     """Start from the policy at this path, if the run starts from a policy at all."""
-    return config if config.start is None else replace(config, start=str(path))  # type: ignore[call-arg]
+    return config if config.start is None else replace(config, start=str(path))
 
 
 def located(config: AlgorithmConfig, root: Path) -> AlgorithmConfig:
@@ -125,7 +125,7 @@ def located(config: AlgorithmConfig, root: Path) -> AlgorithmConfig:
 
 def make_config(algo: str, values: Mapping[str, Any]) -> AlgorithmConfig:
     """Build the settings of an algorithm from JSON, which has lists for tuples."""
-    made = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    made: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return algos.load(algo).Config(**made)
 
 
