@@ -121,7 +121,7 @@ class OwnGpus:
 
 def _late(ranks: Mapping[int, str]) -> str:
     first, by = next(iter(ranks.items()))
-    others = f" (and on {len(ranks) - 1} other ranks)" if len(ranks) > 1 else ""
+    others = f" (and {len(ranks) - 1} more)" if len(ranks) > 1 else ""
     return (
         f"warning: the GPUs were not divided among the ranks, because {by} had already initialised them on rank "
         f"{first}{others}. Several ranks may now use the same GPU and run out of its memory. Call spmd.launch(n), or "

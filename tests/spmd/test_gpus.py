@@ -190,7 +190,7 @@ def test_ranks_that_are_too_late_are_left_and_named(capsys: pytest.CaptureFixtur
     assert got == [{CUDA: "0"}, {}, {}]
     warning = capsys.readouterr().err
     assert warning.count("warning:") == 1
-    assert "JAX had already initialised them on rank 1 (and on 1 other ranks)" in warning
+    assert "JAX had already initialised them on rank 1 (and 1 more)" in warning
     assert "Call spmd.launch(n)" in warning
     assert "SHOAL_SPMD_GPUS=all" in warning
     ranks_get([variables | {CUDA: str(r)} for r, variables in enumerate(by_mpirun(2))], initialised={0: "JAX"})
