@@ -16,6 +16,7 @@ from shoal.base.trees import Tree
 from shoal.engines import user_code
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import code_digest, fingerprint
+from shoal.envs.make import EnvSpec
 from shoal.envs.wrappers import users_modules
 from shoal.errors import UsageError
 from shoal.learning import xla
@@ -78,10 +79,12 @@ class RunSpec:
             )
         return problems
 
-    def steps(self, config: AlgorithmConfig, engine: Engine, state: Tree | None = None) -> Iterator[Step]:
-        """Begin to learn on an engine, from the start or from a state."""
+    def steps(
+        self, config: AlgorithmConfig, engine: Engine, state: Tree | None = None, env: EnvSpec | None = None
+    ) -> Iterator[Step]:
+        """Begin to learn on an engine, from the start or from a state; `env` is that of the settings by default."""
         settings, algorithm = self.settings, algos.load(self.algo)
-        steps = algorithm.train(config, settings.env_spec, engine, settings.seed, self.schedule_end, state)
+        steps = algorithm.train(config, env or settings.env_spec, engine, settings.seed, self.schedule_end, state)
         return steps if algos.is_builtin(self.algo) else checked(steps, algos.short_name(self.algo))
 
     @property

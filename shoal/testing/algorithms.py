@@ -5,9 +5,9 @@ from shoal.testing.algorithms import AlgorithmContract
 class TestPPO(AlgorithmContract):
     algorithm = ppo                                     # the module: `Config` and `train`
     config = ppo.Config(batch_steps=256, hidden=(16,))  # small: every test but learning uses it
-    learner = ppo.Config(lr=3e-3, hidden=(16,))         # learns the identity in `iterations`
-    iterations = 30
-    invalid = {"lr": -1.0, "gamma": 2.0}                # each of these settings must be refused
+    learner = ppo.Config(lr=3e-3, hidden=(16,))         # learns the identity in `iterations` (default: `config`)
+    iterations = 30                                     # (default: 120)
+    invalid = {"lr": -1.0, "gamma": 2.0}                # each of these settings must be refused (default: none)
 """
 
 from __future__ import annotations
@@ -48,11 +48,15 @@ class AlgorithmContract:
     algorithm: ClassVar[Algorithm]
     config: ClassVar[AlgorithmConfig]
     learner: ClassVar[AlgorithmConfig]
-    iterations: ClassVar[int]
+    iterations: ClassVar[int] = 120
     """Iterations after which `learner` has learned the identity."""
     threshold: ClassVar[float] = 0.94 * environments.OPTIMUM
     """Mean return that counts as learned."""
-    invalid: ClassVar[Mapping[str, Any]]
+    invalid: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "learner"):
+            cls.learner = cls.config
 
     @pytest.fixture(autouse=True)
     def _learner_threads(self) -> None:
