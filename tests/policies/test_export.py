@@ -18,9 +18,7 @@ from shoal.errors import CheckpointFault, DiskFault, MissingExtra, UsageError
 from shoal.policies.actions import Bins, Categorical
 from shoal.policies.export.layers import Computation
 from shoal.policies.loaded import LoadedPolicy
-from shoal.policies.networks import Recurrent
-from shoal.policies.policy import Policy, SavedPolicy
-from tests.support.policies import KINDS, observations_for, random_policy
+from tests.support.policies import KINDS, observations_for, outputs, random_policy, unflattened
 
 SAVED = Path(__file__).parents[1] / "golden" / "saved"
 ALGORITHMS = sorted(path.name for path in SAVED.iterdir())
@@ -38,22 +36,12 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
 
 
-def outputs(saved: SavedPolicy, observations: np.ndarray, memory: np.ndarray) -> np.ndarray:
-    """Compute distribution parameters as a worker does; updates the memory in place."""
-    policy, weights = saved.policy, saved.weights
-    features = policy.features(observations, weights["mean"], weights["scale"])
-    network, params = policy.network, weights["params"]
-    if isinstance(network, Recurrent):
-        return network.step(network.layers(params), features, memory)
-    return policy.out(params, features)[:, : policy.distribution.outputs - policy.distribution.free]
-
-
 def assert_same_in_onnx(loaded: LoadedPolicy, path: Path) -> None:
     """Compare actions, outputs and memory over a few steps of a batch, and for a single row."""
     saved, policy = loaded.saved, loaded.saved.policy
     loaded.export(path)
     graph = session(path)
-    acting = LoadedPolicy(SavedPolicy(unflattened(policy), saved.weights, saved.env))
+    acting = LoadedPolicy(unflattened(saved))
     differ = False
     for count in (7, 1):
         acting.reset()
@@ -75,11 +63,6 @@ def assert_same_in_onnx(loaded: LoadedPolicy, path: Path) -> None:
             else:
                 assert not new
     assert differ, "one action for every observation proves little"
-
-
-def unflattened(policy: Policy) -> Policy:
-    """Make the policy that takes the flattened vector, as exported policies do."""
-    return Policy.from_record({key: value for key, value in policy.to_record().items() if key != "flattened"})
 
 
 @every_kind
@@ -333,5 +316,5 @@ def test_missing_packages(package: str, command: str, tmp_path: Path, monkeypatc
 
 def test_an_export_is_no_policy_file(tmp_path: Path) -> None:
     LoadedPolicy(random_policy(KINDS["logits"])).export(tmp_path / "p.safetensors")
-    with pytest.raises(CheckpointFault, match="it is an export for other programs. Load the run"):
+    with pytest.raises(CheckpointFault, match=r"it is an export for other programs\. Load the run"):
         shoal.load(tmp_path / "p.safetensors")

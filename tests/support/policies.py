@@ -1,5 +1,6 @@
 """Policy files with known weights."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from gymnasium import spaces
 
 from shoal.base import seeding
 from shoal.policies.actions import Bins, Categorical, EpsilonGreedy, Gaussian, Point
+from shoal.policies.networks import Recurrent
 from shoal.policies.observations import Flattener
 from shoal.policies.policy import Policy, SavedPolicy
 
@@ -43,6 +45,21 @@ def observations_for(policy: Policy, count: int, seed: int = 4) -> np.ndarray:
     if dtype.kind == "f":
         return (2 * rng.normal(size=shape)).astype(dtype)
     return rng.integers(0, 2 if dtype.kind == "b" else 120, shape).astype(dtype)
+
+
+def outputs(saved: SavedPolicy, observations: np.ndarray, memory: np.ndarray) -> np.ndarray:
+    """Compute distribution parameters as a worker does; updates the memory in place."""
+    policy, weights = saved.policy, saved.weights
+    features = policy.features(observations, weights["mean"], weights["scale"])
+    network, params = policy.network, weights["params"]
+    if isinstance(network, Recurrent):
+        return network.step(network.layers(params), features, memory)
+    return policy.out(params, features)[:, : policy.distribution.outputs - policy.distribution.free]
+
+
+def unflattened(saved: SavedPolicy) -> SavedPolicy:
+    """Make the policy that takes flattened observations, as exported policies do."""
+    return dataclasses.replace(saved, policy=dataclasses.replace(saved.policy, flattened=None))
 
 
 _ONE = Categorical((3,), (0,), scalar=True)
