@@ -95,7 +95,8 @@ def run(options: ApiOptions, say: Say) -> Report:
     notes = (
         f"Median of {options.rounds} fresh processes per policy (lowest to highest), after an unmeasured one. Policies "
         f"of 64x64 tanh with normalised observations. Loading includes the import of NumPy. `act` takes one "
-        f"observation and returns the most likely action; {options.seconds:g} s of calls per process. {machine.facts({})}"
+        f"observation and returns the most likely action; {options.seconds:g} s of calls per process. "
+        f"{machine.facts({})}"
     )
     return Report("api", markdown_table(["benchmark", "result", "target, below"], rows), notes)
 
