@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import onnxruntime
 import pytest
+import safetensors.numpy
 from safetensors import safe_open
 
 import shoal
@@ -238,8 +239,9 @@ def run(tmp_path: Path) -> Path:
     checkpoint = folder / "checkpoints" / "000002"
     checkpoint.mkdir(parents=True)
     (folder / "policy.safetensors").write_bytes(content)
-    for name in ("policy.safetensors", "state.safetensors", "manifest.json"):
-        (checkpoint / name).write_bytes(content)
+    (checkpoint / "policy.safetensors").write_bytes(content)
+    (checkpoint / "state.safetensors").write_bytes(safetensors.numpy.save({"adam": np.ones(2)}))
+    (checkpoint / "manifest.json").write_text("{}")
     return folder
 
 
@@ -265,6 +267,14 @@ def test_files_of_runs_are_not_overwritten(run: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="belongs to a run"):
             loaded.export(path)
     assert contents(tmp_path) == before
+
+    unmarked = tmp_path / "unmarked.safetensors"  # without `format`, by which other policy files are recognised
+    with safe_open(other, framework="numpy") as file:
+        header = {name: value for name, value in file.metadata().items() if name != "format"}
+    unmarked.write_bytes(safetensors.numpy.save(read(other)[0], header))
+    with pytest.raises(UsageError, match="belongs to a run"):
+        LoadedPolicy.load(unmarked).export(unmarked)
+
     loaded.export(run / "exported.safetensors")
     loaded.export(run / "exported.safetensors")  # exports are replaced
 
