@@ -7,7 +7,6 @@ import difflib
 import sys
 import typing
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import tyro
@@ -15,6 +14,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 from shoal.errors import UsageError
 from shoal.runs import presets
+from shoal.runs.flags import flags_of, given_flag
 
 if TYPE_CHECKING:
     from shoal.algos.base import AlgorithmConfig
@@ -58,28 +58,20 @@ def parse(kind: type[T], words: list[str], command: str, description: str | None
 
 
 def _refuse_repeated(kind: type[Any], words: list[str]) -> None:
-    """Refuse a repeated flag that takes several values: tyro would silently keep only the last values."""
-    flags = Counter(_flag(word) for word in words)
-    again = [flag for flag in _flags_of_several_values(kind) if flags[flag] > 1]
-    if again:
-        raise UsageError(
-            f"given more than once, of which only the last would count: {', '.join(again)}. All values follow one "
-            f"flag: {again[0]} A B"
-        )
-
-
-def _flags_of_several_values(kind: type[Any]) -> Iterator[str]:
-    marked = typing.get_type_hints(kind, include_extras=True)
-    for name, hint in typing.get_type_hints(kind).items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from _flags_of_several_values(hint)
-        elif typing.get_origin(hint) is tuple and tyro.conf.UseAppendAction not in typing.get_args(marked[name]):
-            yield f"--{name.replace('_', '-')}"
-
-
-def _flag(word: str) -> str:
-    """Return the flag that a word gives, with dashes as tyro spells it; empty for a value."""
-    return word.partition("=")[0].replace("_", "-") if word.startswith("--") else ""
+    """Refuse a setting that is given more than once: tyro would silently keep only the last value."""
+    given = Counter(map(given_flag, words))
+    single: list[str] = []
+    several: list[str] = []
+    for flag in flags_of(kind).values():
+        used = [name for name in flag.names if given[name]]
+        if not flag.repeats and sum(given[name] for name in used) > 1:
+            (several if flag.several else single).append("/".join(used))
+    problem = "given more than once, of which only the last would count"
+    problems = [f"{problem}: {', '.join(single)}. Give each only once"] if single else []
+    if several:
+        problems.append(f"{problem}: {', '.join(several)}. All values follow one flag: {several[0]} A B")
+    if problems:
+        raise UsageError(problems)
 
 
 def _one_default_each() -> ConstructorRegistry:
@@ -232,16 +224,18 @@ def _replace_aliases(words: list[str], config: type[AlgorithmConfig]) -> tuple[l
     n_envs: int | None = None
     rest = iter(words)
     for word in rest:
-        flag = _flag(word)
+        flag = given_flag(word)
         if flag not in known:
             plain.append(word)
             continue
         _, equals, value = word.partition("=")
         if flag == N_ENVS:
+            if n_envs is not None:
+                raise UsageError(f"{N_ENVS} is given more than once: give it only once")
             n_envs = _count(value if equals else next(rest, ""))
         else:
             plain.append(f"--{known[flag].setting}{equals}{value}")
-    width = next((word for word in plain if _flag(word) == "--width"), None)
+    width = next((word for word in plain if given_flag(word) == "--width"), None)
     if n_envs is not None and width is not None:
         given = width if "=" in width else " ".join(plain[plain.index(width) :][:2])
         raise UsageError(f"{N_ENVS} {n_envs} and {given} both set the width (n_envs = lanes x width): give only one")
