@@ -180,6 +180,7 @@ def test_numbers_of_environments_that_do_not_fit(words: list[str], message: str)
         (["--no-tensorboard", "--tensorboard"], "would count: --tensorboard/--no-tensorboard"),
         (["--n-envs=8", "--n-envs=16"], "--n-envs is given more than once"),
         (["--hidden=9", "--hidden", "8", "--lr=1", "--lr=2"], r"--lr\. [\s\S]*: --hidden\. All values follow one flag"),
+        (["--preset=CartPole-v1", "--preset=CartPole-v1"], "would count: --preset"),
     ],
 )
 def test_a_setting_that_is_given_twice(words: list[str], message: str) -> None:
