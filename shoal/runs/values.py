@@ -37,10 +37,10 @@ def unknown_setting(key: str, known: Collection[str]) -> str:
 def converted_fields(kind: type[Any], values: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Convert those values that are settings of a dataclass; adds to `problems`."""
     hints, names = typing.get_type_hints(kind), field_names(kind)
-    return {key: _converted(key, value, hints[key], problems) for key, value in values.items() if key in names}
+    return {key: converted(key, value, hints[key], problems) for key, value in values.items() if key in names}
 
 
-def _converted(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
+def converted(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
     """Convert a value to the type of its setting, as JSON would be; adds to `problems` where it does not fit."""
     if key in _JSON and isinstance(value, Mapping):
         try:

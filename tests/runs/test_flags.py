@@ -19,9 +19,7 @@ def test_spelled_settings_are_parsed_to_the_same(algo: str) -> None:
     settings = Settings(
         "Nope-v0", seed=3, env_kwargs='{"gravity": -5}', wrap=("A:1", "B"), tensorboard=False, task_timeout=1.5
     )
-    config = kind(hidden=(7, 9))  # type: ignore[call-arg]
-    if "start" in flags_of(kind):
-        config = dataclasses.replace(config, start="first", score_episodes=0)
+    config = kind(hidden=(7, 9), start="first")  # type: ignore[call-arg]
     words = [*spelled(dataclasses.asdict(settings), Settings), *spelled(dataclasses.asdict(config), kind)]
     spec = parse_spec("train", [algo, "Nope-v0", "--no-preset", *words])
     assert (spec.settings, spec.config) == (settings, config)

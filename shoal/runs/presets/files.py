@@ -58,7 +58,8 @@ class PresetTable:
     def checked(self, kind: type[AlgorithmConfig] | None) -> dict[str, Any]:
         """Convert the settings, or refuse all mistakes at once.
 
-        Without `kind`, the settings of the algorithm, settings that are not the run's pass unchecked.
+        `kind` holds the settings of the algorithm; if it is None, because it takes the user's code to know them, only
+        the settings of the run are checked.
         """
         if not isinstance(self.content, dict):
             raise UsageError(
