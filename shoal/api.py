@@ -136,18 +136,19 @@ class Iteration:
 
 def train(
     algo: str | ModuleType,
-    env: EnvSource,
+    env: EnvSource | None = None,
     *,
-    engine: str | Engine = "processes",
-    preset: bool = True,
+    engine: str | Engine | None = None,
+    preset: bool | str = True,
     progress: bool = False,
     trackers: Sequence[Tracker] = (),
     **settings: Any,
 ) -> Run:
     """Train a new run to its goal, and return it.
 
-    `algo` is a built-in algorithm, or the module or file of your own; `env` a Gymnasium id, a preset, or
-    a class or function that makes the environment. Settings are
+    `algo` is a built-in algorithm, or the module or file of your own; `env` a Gymnasium id, the name of a preset, or a
+    class or function that makes the environment. `preset` is a preset to start from, by name or as "my.toml:fast",
+    whose environment is used where `env` is left out; false turns off the preset that is named like `env`. Settings are
     those of the command line, with underscores: `steps=100_000, seed=1, lr=1e-3, hidden=(64, 64), workers=4`; `shoal
     train ALGO --help` lists them. Nothing is printed unless `progress` is true. Each tracker's `write(metrics)` is
     called after every iteration, and its `close()` at the end, even after an error.
@@ -162,7 +163,12 @@ def train(
 
 
 def iterate(
-    algo: str | ModuleType, env: EnvSource, *, engine: str | Engine = "processes", preset: bool = True, **settings: Any
+    algo: str | ModuleType,
+    env: EnvSource | None = None,
+    *,
+    engine: str | Engine | None = None,
+    preset: bool | str = True,
+    **settings: Any,
 ) -> Iterator[Iteration]:
     """Train without a run folder, one iteration at a time, until the goal is reached or the loop is left.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.support.docs import commands, python_blocks, python_sections
+from tests.support.docs import commands, files, python_blocks, python_sections
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,6 +46,9 @@ def test_commands(tmp_path: Path) -> None:
     )  # the later use runs of the first
     found = [line for page in pages for line in commands(ROOT / f"{page}.md")]
     assert len(found) >= 9
+    for path, content in files(ROOT / "docs/runs.md").items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(content)
     run_all(found, tmp_path)
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 import sys
-import typing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from shoal.errors import UsageError
-from shoal.runs import presets
+from shoal.runs.flags import flags_of, given_flag
 
 if TYPE_CHECKING:
     from shoal.algos.base import AlgorithmConfig
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NO_PRESET = "--no-preset"
 N_ENVS = "--n-envs"
 
 
@@ -58,28 +56,20 @@ def parse(kind: type[T], words: list[str], command: str, description: str | None
 
 
 def _refuse_repeated(kind: type[Any], words: list[str]) -> None:
-    """Refuse a repeated flag that takes several values: tyro would silently keep only the last values."""
-    flags = Counter(_flag(word) for word in words)
-    again = [flag for flag in _flags_of_several_values(kind) if flags[flag] > 1]
-    if again:
-        raise UsageError(
-            f"given more than once, of which only the last would count: {', '.join(again)}. All values follow one "
-            f"flag: {again[0]} A B"
-        )
-
-
-def _flags_of_several_values(kind: type[Any]) -> Iterator[str]:
-    marked = typing.get_type_hints(kind, include_extras=True)
-    for name, hint in typing.get_type_hints(kind).items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from _flags_of_several_values(hint)
-        elif typing.get_origin(hint) is tuple and tyro.conf.UseAppendAction not in typing.get_args(marked[name]):
-            yield f"--{name.replace('_', '-')}"
-
-
-def _flag(word: str) -> str:
-    """Return the flag that a word gives, with dashes as tyro spells it; empty for a value."""
-    return word.partition("=")[0].replace("_", "-") if word.startswith("--") else ""
+    """Refuse a setting that is given more than once: tyro would silently keep only the last value."""
+    given = Counter(map(given_flag, words))
+    single: list[str] = []
+    several: list[str] = []
+    for flag in flags_of(kind).values():
+        used = [name for name in flag.names if given[name]]
+        if not flag.repeats and sum(given[name] for name in used) > 1:
+            (several if flag.several else single).append("/".join(used))
+    problem = "given more than once, of which only the last would count"
+    problems = [f"{problem}: {', '.join(single)}. Give each only once"] if single else []
+    if several:
+        problems.append(f"{problem}: {', '.join(several)}. All values follow one flag: {several[0]} A B")
+    if problems:
+        raise UsageError(problems)
 
 
 def _one_default_each() -> ConstructorRegistry:
@@ -127,6 +117,7 @@ def parse_spec(command: str, words: list[str]) -> RunSpec:
 def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunSpec, T]:
     """Parse the settings of a run, as `parse_spec`, and further arguments of the command."""
     from shoal import algos
+    from shoal.cli import preset_flag
     from shoal.runs.keywords import with_n_envs
     from shoal.runs.settings import Settings
     from shoal.runs.spec import RunSpec
@@ -137,51 +128,39 @@ def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunS
         print(f"Your own:   its module or file, as in shoal {command} ./a2c.py CartPole-v1")
         print(f"Example:    shoal {command} trpo CartPole-v1 --seed 1")
         print(f"Settings:   shoal {command} trpo --help")
+        print(
+            f"Presets:    shoal presets lists them; to use one of your own: shoal {command} ppo --preset my.toml:fast"
+        )
         sys.exit(0 if words else 2)
     name, *rest = words
     name = algos.full_name(name)
     module = algos.load(name)
-    fields: list[tuple[str, Any]] = [("settings", Settings), ("config", module.Config), ("extra", extra)]
+    fields: list[Any] = [("settings", Settings), ("config", module.Config), ("extra", extra), preset_flag.FIELD]
     kind: type[Any] = dataclasses.make_dataclass("RunArgs", fields, frozen=True)
     description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 --seed 1"
+    wanted, rest = preset_flag.take(rest)
     rest, n_envs = _replace_aliases(_env_first(rest), module.Config)
     try:
-        env, default = _from_preset(kind, name, rest, f"{command} {name}", description)
-        parsed = parse(kind, rest, f"{command} {name}", description, default)
+        parse_run = functools.partial(parse, kind, rest, f"{command} {name}", description)
+        preset = preset_flag.find(name, wanted, lambda: _env_of(rest, parse_run))
+        default = None if preset is None else preset_flag.defaults(kind, preset, rest)
+        parsed = parse_run(default)
     except SystemExit as end:
         if not end.code:  # after --help
             print(_alias_help(module.Config))
         raise
     settings, config = parsed.settings, parsed.config
-    if env is not None:
-        settings = dataclasses.replace(settings, env=env)
+    if preset is not None:
+        env = None if wanted is True or settings.env == preset.env else settings.env
+        settings = dataclasses.replace(settings, env=preset.on(env)["env"])
     if n_envs is not None:
         config = with_n_envs(config, n_envs, "--n-envs")
     return RunSpec(name, settings, config), parsed.extra
 
 
-def _from_preset(
-    kind: type[T], algo: str, words: list[str], command: str, description: str
-) -> tuple[str | None, T | None]:
-    """Return the environment and the default settings of the preset that the words name, if there is one.
-
-    Takes `--no-preset` out of the words.
-    """
-    if NO_PRESET in words:
-        words.remove(NO_PRESET)
-        return None, None
-    if words and not words[0].startswith("-"):
-        name = words[0]
-    else:
-        parsed: Any = parse(kind, words, command, description)
-        name = parsed.settings.env
-    preset = presets.find_preset(algo, name)
-    if preset is None:
-        _hint_at_preset(algo, name)
-        return None, None
-    print(f"Using the preset {name} of {algo} (to see it: shoal presets {algo} {name}; without it: {NO_PRESET})")
-    parts = typing.get_type_hints(kind).values()
-    return preset["env"], kind(*[part(**presets.own(part, preset)) for part in parts])
+def _env_of(words: list[str], parse_run: Callable[[], Any]) -> str:
+    """Return the environment or the name of a preset that the words give, first or anywhere."""
+    return words[0] if words and not words[0].startswith("-") else parse_run().settings.env
 
 
 def _env_first(words: list[str]) -> list[str]:
@@ -192,23 +171,6 @@ def _env_first(words: list[str]) -> list[str]:
             after = words[at + 1 :]
             return [value, *words[:at], *after] if equals else [*after[:1], *words[:at], *after[1:]]
     return words
-
-
-def _hint_at_preset(algo: str, name: str) -> None:
-    """Print which preset may be meant, if there is no environment of this name (which is refused later)."""
-    from shoal import algos
-    from shoal.envs.names import env_problems
-
-    near = difflib.get_close_matches(name, presets.presets(algo), n=1, cutoff=0.7)
-    others = [other for other in algos.ALGORITHMS if presets.find_preset(other, name)]
-    if not (near or others) or not env_problems(name):
-        return
-    if near:
-        hint = f"{algo} has a preset {near[0]!r}; did you mean that?"
-    else:
-        env = (presets.find_preset(others[0], name) or {})["env"]
-        hint = f"{name!r} is a preset of {' and '.join(others)}, on {env}; {algo} has none of that name"
-    print(hint, file=sys.stderr)
 
 
 # Aliases ---------------------------------------------------------------------------------------------------------
@@ -232,16 +194,18 @@ def _replace_aliases(words: list[str], config: type[AlgorithmConfig]) -> tuple[l
     n_envs: int | None = None
     rest = iter(words)
     for word in rest:
-        flag = _flag(word)
+        flag = given_flag(word)
         if flag not in known:
             plain.append(word)
             continue
         _, equals, value = word.partition("=")
         if flag == N_ENVS:
+            if n_envs is not None:
+                raise UsageError(f"{N_ENVS} is given more than once: give it only once")
             n_envs = _count(value if equals else next(rest, ""))
         else:
             plain.append(f"--{known[flag].setting}{equals}{value}")
-    width = next((word for word in plain if _flag(word) == "--width"), None)
+    width = next((word for word in plain if given_flag(word) == "--width"), None)
     if n_envs is not None and width is not None:
         given = width if "=" in width else " ".join(plain[plain.index(width) :][:2])
         raise UsageError(f"{N_ENVS} {n_envs} and {given} both set the width (n_envs = lanes x width): give only one")

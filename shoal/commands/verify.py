@@ -22,6 +22,7 @@ from shoal.base.host import available_cores, shoal_command
 from shoal.engines.base import Engine
 from shoal.errors import UsageError
 from shoal.runs import run
+from shoal.runs.flags import spelled
 from shoal.runs.folder import RunDir
 from shoal.runs.metrics import MetricsRow
 from shoal.runs.settings import Settings
@@ -220,7 +221,8 @@ def _with_killed_head(spec: RunSpec, variant: RunVariant, rig: RedisRig | None) 
 
 
 def _training(spec: RunSpec) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    return _shoal(["train", spec.algo, spec.settings.env, *flags(spec.settings), *flags(spec.config)])
+    run = [spec.algo, spec.settings.env, "--no-preset"]
+    return _shoal(["train", *run, *flags(spec.settings), *flags(spec.config)])
 
 
 @contextlib.contextmanager
@@ -271,20 +273,7 @@ def _last_rank(folder: RunDir) -> int:
 
 def flags(settings: Settings | AlgorithmConfig) -> list[str]:
     """Spell settings as command-line flags, except the environment and those that are None."""
-    words = []
-    for key, value in asdict(settings).items():
-        name = key.replace("_", "-")
-        if value is None or key == "env":
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif key == "wrap":  # the one flag that is repeated
-            words += [f"--wrap={text}" for text in value]
-        elif isinstance(value, tuple):
-            words += [f"--{name}", *map(str, value)]
-        else:
-            words.append(f"--{name}={value}")
-    return words
+    return spelled(asdict(settings), type(settings))
 
 
 def _difference(reference: VariantResult, other: VariantResult) -> str:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
-import typing
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import gymnasium
-import msgspec
 
 from shoal import algos
 from shoal.engines import user_code
@@ -19,35 +15,43 @@ from shoal.errors import UsageError
 from shoal.runs import presets
 from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec
+from shoal.runs.values import ALIASES, converted_fields, field_names, unknown_setting
 
 EnvSource: TypeAlias = str | Callable[..., Any]
 """An environment: its name, or a class or function that makes it."""
 
-ALIASES = {"learning_rate": "lr", "total_timesteps": "steps"}
-"""Names of other libraries -> settings. `n_envs` sets the width: n_envs = lanes x width."""
 
-_JSON = ("env_kwargs", "engine_options")  # settings that are JSON in a run's record and dicts in Python
+def make_spec(
+    algo: str | ModuleType, env: EnvSource | None, given: Mapping[str, Any], preset: bool | str = True
+) -> RunSpec:
+    """Build a run from an algorithm, an environment or preset, and settings by name; report every problem at once.
 
-
-def make_spec(algo: str | ModuleType, env: EnvSource, given: Mapping[str, Any], preset: bool = True) -> RunSpec:
-    """Build a run from an algorithm, an environment or preset, and settings by name; report every problem at once."""
-    name, env = algo_name(algo), _env_name(env)
+    `preset` is the name of a preset, or true for the one that is named like the environment, if there is one.
+    """
+    name = algo_name(algo)
     kind = algos.load(name).Config
-    found = presets.find_preset(name, env) if preset else None
-    base = {"env": env} if found is None else found
     problems: list[str] = []
+    base = _base(name, None if env is None else _env_name(env), preset, problems)
     values = _resolved(given, kind, problems)
-    parts = []
-    for part in (Settings, kind):
-        hints = typing.get_type_hints(part)
-        converted = presets.own(part, base)
-        for key in [key for key in values if key in _fields(part)]:
-            converted[key] = _converted(key, values[key], hints[key], problems)
-        parts.append(converted)
+    parts = [presets.own(part, base) | converted_fields(part, values, problems) for part in (Settings, kind)]
     if problems:
         raise UsageError(problems)
     settings, config = Settings(**parts[0]), kind(**parts[1])
     return RunSpec(name, settings, config if "n_envs" not in given else with_n_envs(config, given["n_envs"], "n_envs"))
+
+
+def _base(algo: str, env: str | None, preset: bool | str, problems: list[str]) -> dict[str, Any]:
+    """Return the settings to start from: those of the preset, or only the environment; adds to `problems`."""
+    try:
+        if isinstance(preset, str):
+            return presets.named(algo, preset).on(env)
+        if env is None:
+            raise UsageError(f"name an environment, as in train({algo!r}, 'CartPole-v1'), or a preset that has one")
+        found = presets.find(algo, env) if preset else None
+        return {"env": env} if found is None else found.on(None)
+    except UsageError as error:
+        problems += error.problems
+        return {}
 
 
 def _env_name(env: EnvSource) -> str:
@@ -71,13 +75,9 @@ def algo_name(algo: str | ModuleType) -> str:
     return names.get(algo.__name__, algo.__name__)
 
 
-def _fields(kind: type[Any]) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
-
-
 def _resolved(given: Mapping[str, Any], kind: type[Any], problems: list[str]) -> dict[str, Any]:
     """Replace aliases, and describe names that are no settings."""
-    known = (_fields(Settings) - {"env"}) | _fields(kind)
+    known = (field_names(Settings) - {"env"}) | field_names(kind)
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = ALIASES.get(key, key)
@@ -85,35 +85,12 @@ def _resolved(given: Mapping[str, Any], kind: type[Any], problems: list[str]) ->
             if "width" in given:
                 problems.append(f"n_envs={value} and width={given['width']} both set the width: give only one")
         elif name not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Settings: {', '.join(sorted(known))}"
-            problems.append(f"there is no setting {key!r}. {hint}")
+            problems.append(unknown_setting(key, known))
         elif name in values:
             problems.append(f"{key}={value} and {name}={values[name]} are the same setting: give only one")
         else:
             values[name] = value
     return values
-
-
-def _converted(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
-    """Convert a value to the type of its setting, as JSON would be; adds to `problems` where it does not fit."""
-    if key in _JSON and isinstance(value, Mapping):
-        try:
-            return json.dumps(dict(value))
-        except (TypeError, ValueError) as error:
-            problems.append(f"{key} must hold plain values (numbers, strings, lists): {error}")
-            return "{}"
-    if key == "wrap":
-        value = [text if isinstance(text, str) else user_code.locate(text, "the wrapper") for text in value]
-    if hasattr(value, "__fspath__"):
-        value = str(value)
-    elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar
-        value = value.item()
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        problems.append(f"{key}={value!r} does not fit: {str(error)[:1].lower()}{str(error)[1:]}")
-        return value
 
 
 def with_n_envs(config: Any, n_envs: int, option: str) -> Any:

@@ -26,7 +26,9 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def train(cwd: Path, *words: str, env: str = "tests.support.toys:Walk-v0", **options: Any) -> tuple[int, str, str]:
-    return shoal("train", "trpo", env, *SMALL, *words, cwd=cwd, **options)
+    given = {word.partition("=")[0] for word in words}
+    small = [word for word in SMALL if word.partition("=")[0] not in given]
+    return shoal("train", "trpo", env, *small, *words, cwd=cwd, **options)
 
 
 def test_help_is_short_and_quick(tmp_path: Path) -> None:
@@ -166,6 +168,29 @@ def test_numbers_of_environments_that_do_not_fit(words: list[str], message: str)
     with pytest.raises(UsageError, match=message) as caught:
         parse_spec("train", ["trpo", "Nope-v0", *words])
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lr", "1", "--lr", "2"], r"only the last would count: --lr\. Give each only once"),
+        (["--lr=1", "--learning-rate=2"], "would count: --lr"),
+        (["-n", "5", "--steps", "6", "--seed=1", "--seed=1"], "would count: --steps/-n, --seed"),
+        (["--batch_steps=64", "--batch-steps=128"], "would count: --batch-steps"),
+        (["--no-tensorboard", "--tensorboard"], "would count: --tensorboard/--no-tensorboard"),
+        (["--n-envs=8", "--n-envs=16"], "--n-envs is given more than once"),
+        (["--hidden=9", "--hidden", "8", "--lr=1", "--lr=2"], r"--lr\. [\s\S]*: --hidden\. All values follow one flag"),
+        (["--preset=CartPole-v1", "--preset=CartPole-v1"], "would count: --preset"),
+    ],
+)
+def test_a_setting_that_is_given_twice(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_spec("train", ["ppo", "Nope-v0", *words])
+
+
+def test_a_flag_that_adds_may_be_repeated() -> None:
+    spec = parse_spec("train", ["trpo", "Nope-v0", "--wrap=TimeAwareObservation", "--wrap=FrameStackObservation:3"])
+    assert spec.settings.wrap == ("TimeAwareObservation", "FrameStackObservation:3")
 
 
 def test_an_alias_of_a_setting_that_the_algorithm_lacks(capsys: pytest.CaptureFixture[str]) -> None:

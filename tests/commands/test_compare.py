@@ -151,6 +151,18 @@ def test_presets_overrides_and_steps(tmp_path: Path) -> None:
     assert pong[1].spec.config.gamma == 0.995
 
 
+@pytest.mark.parametrize(
+    "given", [("lr=1", "lr=2"), ("value-coef=1", "value_coef=1"), ("from=a", "start=b")], ids=lambda given: given[1]
+)
+def test_a_setting_that_is_given_twice(given: tuple[str, str], tmp_path: Path) -> None:
+    own = tuple(f"es.{text}" for text in given)
+    with pytest.raises(UsageError, match=rf"es\.\w+ is set more than once, again by '{own[1]}'"):
+        plan_runs(comparison(tmp_path, algos=("es",), set=own))
+    labels = ("nevergrad.hidden=8", "nevergrad:CMA.hidden=9")
+    (job,) = plan_runs(comparison(tmp_path, algos=("nevergrad:CMA",), seeds=1, set=labels))
+    assert job.spec.config.hidden == (9,), "an optimizer's own setting comes before its algorithm's"
+
+
 def test_what_optimizers_print_is_no_progress() -> None:
     assert heads.parse_progress('{"steps": 7, "return": null}') == (7, None)
     assert [heads.parse_progress(line) for line in ("{'a': 1}", "{}", "[1]", "7", "", "{steps")] == [None] * 6

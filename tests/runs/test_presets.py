@@ -8,6 +8,7 @@ from shoal import algos
 from shoal.cli import parsing
 from shoal.learning import xla
 from shoal.runs import presets
+from shoal.runs.presets import listing
 from shoal.runs.settings import Settings
 from tests.support.cli import shoal
 
@@ -52,9 +53,9 @@ def test_what_the_documents_promise_is_there(algo: str, names: set[str]) -> None
 
 @pytest.mark.parametrize(("algo", "name"), ALL, ids=[f"{algo}-{name}" for algo, name in ALL])
 def test_a_preset_is_shown_as_it_could_be_typed(algo: str, name: str) -> None:
-    env, words = presets.command_line(algo, name)
+    (listed,) = listing.by_name([], algo, name)
     short = parsing.parse_spec("train", [algo, name])
-    typed = parsing.parse_spec("train", [algo, env, *words, "--no-preset"])
+    typed = parsing.parse_spec("train", [algo, listed.preset.env, *listed.flags(), "--no-preset"])
     assert typed == short
 
 
@@ -93,7 +94,7 @@ def test_a_preset_is_used_and_said_and_can_be_overridden_or_left_out(tmp_path: P
 @pytest.mark.processes
 def test_presets_are_listed_and_shown(tmp_path: Path) -> None:
     assert "ppo: CartPole-v1, " in shoal("presets", cwd=tmp_path)[1]
-    short = r"shoal train ppo CartPole-v1\n  is short for: CartPole-v1 --steps 100000.*--gamma 0.98"
+    short = r"shoal train ppo CartPole-v1\n  is short for: CartPole-v1 --steps=100000.*--gamma=0.98"
     everything = shoal("presets", "ppo", cwd=tmp_path)[1]
     assert re.search(short, everything)
     assert "Humanoid-v5" in everything

@@ -1,4 +1,4 @@
-"""Commands in documentation pages."""
+"""Commands and files in documentation pages."""
 
 import re
 from pathlib import Path
@@ -19,3 +19,9 @@ def python_sections(page: Path) -> dict[str, str]:
 
 def python_blocks(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def files(page: Path) -> dict[str, str]:
+    """Return the TOML files of a page by their path, which the first line of each block names."""
+    blocks = re.findall(r"```toml\n# (\S+)\n(.*?)```", page.read_text(), re.DOTALL)
+    return dict(blocks)

@@ -26,8 +26,16 @@ def split_overrides(texts: Sequence[str], known: Collection[str], problems: list
         elif match["of"] not in known:
             problems.append(f"{text!r} is for {match['of']}, which is not compared, only {', '.join(known)}")
         else:
-            given.setdefault(match["of"], {})[match["name"].replace("-", "_")] = match["value"]
+            name, of_side = _field(match["name"]), given.setdefault(match["of"], {})
+            if name in of_side:
+                problems.append(f"{match['of']}.{name} is set more than once, again by {text!r}: give only one value")
+            of_side[name] = match["value"]
     return given
+
+
+def _field(name: str) -> str:
+    """Return the field of a setting, which may be spelled as a flag."""
+    return "start" if name == "from" else name.replace("-", "_")  # the flag --from sets the field `start`
 
 
 def override_values(algo: str, texts: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
@@ -35,7 +43,7 @@ def override_values(algo: str, texts: Mapping[str, str], problems: list[str]) ->
     hints = typing.get_type_hints(algos.load(algo).Config)
     values: dict[str, Any] = {}
     for flag, text in texts.items():
-        name = "start" if flag == "from" else flag  # the flag --from sets the field `start`
+        name = _field(flag)
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"To see its settings, run: shoal train {algo} --help"

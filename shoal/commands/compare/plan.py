@@ -26,7 +26,7 @@ from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, located
 from shoal.sampling.tasks import KEEP_RUNS
 
-_TASK = ("env", "env_kwargs", "max_episode_steps", "vector")
+_TASK = ("env", "env_kwargs", "max_episode_steps", "vector", "wrap")
 """Settings that make the task, and must be equal for all sides."""
 _RESULT = (*_TASK, "steps", "iterations", "seed", "step_limit", "recreate_after")
 """Settings that a run's result depends on."""
@@ -237,7 +237,7 @@ def _task(wanted: Comparison, sides: Sequence[_Side], problems: list[str]) -> _T
     if not wanted.preset:
         return _Task({"env": wanted.env} | given, {})
     algorithms = [side.algo for side in sides]
-    found = {algo: preset for algo in algorithms if (preset := presets.find_preset(algo, wanted.env))}
+    found = {algo: preset for algo in algorithms if (preset := _preset(algo, wanted.env, problems))}
     if not found:
         problems += [problem for problem in env_problems(wanted.env) if problem not in problems]
     tasks = {algo: task_of(preset) for algo, preset in found.items()}
@@ -245,10 +245,18 @@ def _task(wanted: Comparison, sides: Sequence[_Side], problems: list[str]) -> _T
     if any(other != task for other in tasks.values()):
         problems.append(f"{wanted.env} is not one task: {', '.join(f'{a}: {t}' for a, t in tasks.items())}")
     for algo in algorithms:  # the name of one algorithm's preset may be known to another by the environment's id
-        preset = presets.find_preset(algo, task["env"]) if algo not in found else None
+        preset = _preset(algo, task["env"], problems) if algo not in found else None
         if preset and task_of(preset) == task:
             found[algo] = preset
     return _Task(task, found)
+
+
+def _preset(algo: str, name: str, problems: list[str]) -> dict[str, Any] | None:
+    try:
+        return presets.find_preset(algo, name)
+    except UsageError as error:
+        problems += [problem for problem in error.problems if problem not in problems]
+        return None
 
 
 def _configs(
@@ -296,6 +304,6 @@ def _difference(run: ComparedRun) -> str:
     record, spec = run.folder.record(), run.spec
     then = {"algorithm": record["algo"]} | {key: record["settings"].get(key) for key in _RESULT} | record["config"]
     now = {"algorithm": spec.algo} | {key: getattr(spec.settings, key) for key in _RESULT}
-    now |= json.loads(json.dumps(asdict(spec.config)))
+    now = json.loads(json.dumps(now | asdict(spec.config)))
     differs = [key for key in sorted(then | now) if then.get(key) != now.get(key)]
     return "; ".join(f"{key} {then.get(key)} then, {now.get(key)} now" for key in differs)
