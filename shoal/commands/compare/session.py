@@ -9,8 +9,8 @@ from pathlib import Path
 
 from shoal import engines
 from shoal.base import disk
-from shoal.commands.compare import findings, heads
-from shoal.commands.compare.findings import Finding
+from shoal.commands.campaign import findings, heads
+from shoal.commands.campaign.findings import Finding
 from shoal.commands.compare.plan import ComparedRun, Comparison
 from shoal.errors import DiskFault, UsageError
 from shoal.sampling.tasks import describe

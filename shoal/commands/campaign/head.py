@@ -25,7 +25,7 @@ from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, make_config
 
 if TYPE_CHECKING:
-    from shoal.commands.compare.heads import ComparedRunRecord
+    from shoal.commands.campaign.heads import ComparedRunRecord
 
 _EVERY = 0.5  # seconds between lines of progress
 

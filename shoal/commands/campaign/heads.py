@@ -144,7 +144,7 @@ def _start(run: ComparedRun, theirs: socket.socket, workers: int) -> subprocess.
         "workers": workers,
         "path": list(sys.path),
     }
-    command = module_command("shoal.commands.compare.head", str(theirs.fileno()), json.dumps(record))
+    command = module_command("shoal.commands.campaign.head", str(theirs.fileno()), json.dumps(record))
     # With the variables of a rank, libraries would take the head for that rank.
     environment = without_rank(os.environ)
     return subprocess.Popen(
