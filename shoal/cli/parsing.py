@@ -124,8 +124,11 @@ def parse_spec(command: str, words: list[str]) -> RunSpec:
     return parse_spec_and(_NoArgs, command, words)[0]
 
 
-def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunSpec, T]:
-    """Parse the settings of a run, as `parse_spec`, and further arguments of the command."""
+def parse_spec_and(extra: type[T], command: str, words: list[str], example: str = "--seed 1") -> tuple[RunSpec, T]:
+    """Parse the settings of a run, as `parse_spec`, and further arguments of the command.
+
+    `example` has flags that suit every algorithm, for the help text.
+    """
     from shoal import algos
     from shoal.runs.keywords import with_n_envs
     from shoal.runs.settings import Settings
@@ -135,7 +138,7 @@ def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunS
         print(f"usage: shoal {command} ALGORITHM ENVIRONMENT [--setting value ...]\n")
         print(f"Algorithms: {', '.join([*algos.ALGORITHMS, *algos.installed()])}")
         print(f"Your own:   its module or file, as in shoal {command} ./a2c.py CartPole-v1")
-        print(f"Example:    shoal {command} trpo CartPole-v1 --seed 1")
+        print(f"Example:    shoal {command} trpo CartPole-v1 {example}")
         print(f"Settings:   shoal {command} trpo --help")
         sys.exit(0 if words else 2)
     name, *rest = words
@@ -143,7 +146,7 @@ def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunS
     module = algos.load(name)
     fields: list[tuple[str, Any]] = [("settings", Settings), ("config", module.Config), ("extra", extra)]
     kind: type[Any] = dataclasses.make_dataclass("RunArgs", fields, frozen=True)
-    description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 --seed 1"
+    description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 {example}"
     rest, n_envs = _replace_aliases(_env_first(rest), module.Config)
     try:
         env, default = _from_preset(kind, name, rest, f"{command} {name}", description)

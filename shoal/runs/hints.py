@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from shoal.runs.folder import RunDir
+from shoal.runs.settings import Settings
+from shoal.runs.spec import RunSpec
+
+_ELSEWHERE = ("env", "engine", "workers", "engine_options", "runs", "name")  # settings that do not change the result
 
 
 def resume_command(run: RunDir) -> str:
@@ -23,3 +30,23 @@ def program() -> str:
 def runs_flag(run: RunDir) -> str:
     """Return the flag that names the folder of a run, unless it is the default."""
     return "" if run.path.parent == Path("runs") else f" --runs {run.path.parent}"
+
+
+def train_command(spec: RunSpec) -> str:
+    """Return the command that trains a run with the same settings, whatever presets there are."""
+    words = [program(), "train", spec.algo, spec.settings.env, "--no-preset"]
+    for given, default in ((spec.settings, Settings(spec.settings.env)), (spec.config, type(spec.config)())):
+        for field in dataclasses.fields(given):
+            value = getattr(given, field.name)
+            if field.name not in _ELSEWHERE and value != getattr(default, field.name):
+                words += _flag(field.name, value)
+    return shlex.join(words)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = "from" if name == "start" else name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if name == "wrap":  # repeated, unlike other flags with several values
+        return [word for text in value for word in ("--wrap", text)]
+    return [f"--{flag}", *map(str, value if isinstance(value, tuple) else [value])]

@@ -40,10 +40,10 @@ def make_spec(algo: str | ModuleType, env: EnvSource, given: Mapping[str, Any], 
     parts = []
     for part in (Settings, kind):
         hints = typing.get_type_hints(part)
-        converted = presets.own(part, base)
+        own = presets.own(part, base)
         for key in [key for key in values if key in _fields(part)]:
-            converted[key] = _converted(key, values[key], hints[key], problems)
-        parts.append(converted)
+            own[key] = converted(key, values[key], hints[key], problems)
+        parts.append(own)
     if problems:
         raise UsageError(problems)
     settings, config = Settings(**parts[0]), kind(**parts[1])
@@ -95,7 +95,7 @@ def _resolved(given: Mapping[str, Any], kind: type[Any], problems: list[str]) ->
     return values
 
 
-def _converted(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
+def converted(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
     """Convert a value to the type of its setting, as JSON would be; adds to `problems` where it does not fit."""
     if key in _JSON and isinstance(value, Mapping):
         try:

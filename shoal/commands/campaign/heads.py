@@ -101,7 +101,7 @@ class _Heads:
 
     def train(self, run: PlannedRun) -> str:
         """Train one run to its goal or the pause in a new head. Returns why it failed, or an empty string."""
-        if run.finished or (self._pause is not None and run.row_at(self._pause)):
+        if run.stands(self._pause):
             return ""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:

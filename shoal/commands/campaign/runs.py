@@ -52,6 +52,16 @@ class PlannedRun:
         """Return the first row with at least this many environment steps; None if the run has not come that far."""
         return next((row for row in self.folder.metrics() if row["time/total_timesteps"] >= steps), None)
 
+    def ends_before(self, steps: int | None) -> bool:
+        """Test whether the run is finished, and reached its goal no later than at a pause after this many steps."""
+        row = None if steps is None else self.row_at(steps)
+        return (row is None or self.spec.settings.goal.reached(row)) and self.finished
+
+    def stands(self, steps: int | None) -> bool:
+        """Test whether there is nothing to train up to a pause after this many steps, or up to the goal."""
+        row = None if steps is None else self.row_at(steps)
+        return self.finished if row is None or self.spec.settings.goal.reached(row) else True
+
 
 def at_once_problems(at_once: int | None, engine: str) -> list[str]:
     """Describe what is wrong with a number of runs at once."""
