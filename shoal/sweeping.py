@@ -15,7 +15,7 @@ from shoal.commands.campaign.heads import refuse_mpi_outside_a_job
 from shoal.commands.sweep.console import printer_of
 from shoal.commands.sweep.plan import plan_sweep
 from shoal.commands.sweep.results import SweepResult
-from shoal.commands.sweep.session import Session
+from shoal.commands.sweep.session import SweepSession
 from shoal.commands.sweep.space import setting_name
 from shoal.commands.sweep.trials import SweepOptions
 from shoal.engines.base import Engine
@@ -42,10 +42,10 @@ def sweep(
 ) -> SweepResult:
     """Try settings of an algorithm, each with several seeds, and return the results; the best trial is `.best`.
 
-    `grid` has the values to try in all combinations: `{"lr": [1e-3, 3e-4], "hidden": [(64, 64), (32,)]}`. With `search`,
-    Optuna chooses `trials` combinations from lists of values or ranges: `{"lr": "log:1e-5:1e-2", "epochs": "int:3:20",
-    "activation": ["tanh", "relu"]}`. All other settings are those of `shoal.train`. The runs are ordinary ones in
-    `runs/NAME`, and the same call again continues them.
+    `grid` has the values to try in all combinations: `{"lr": [1e-3, 3e-4], "hidden": [(64, 64), (32,)]}`. With
+    `search`, Optuna chooses `trials` combinations from lists of values or ranges: `{"lr": "log:1e-5:1e-2", "epochs":
+    "int:3:20", "activation": ["tanh", "relu"]}`. All other settings are those of `shoal.train`. The runs are ordinary
+    ones in `runs/NAME`, and the same call again continues them.
     """
     name, made = split_engine(engine)
     base = make_spec(algo, env, settings | ({} if name is None else {"engine": name}), preset)
@@ -59,7 +59,7 @@ def sweep(
     with python_signals(), signals.listening(), contextlib.ExitStack() as stack:
         used = made or stack.enter_context(make_engine(base.settings))
         printer = stack.enter_context(printer_of(Console(quiet=not progress), planned))
-        session = Session(planned, used, printer)
+        session = SweepSession(planned, used, printer)
         result = session.run()
         if result.best is not None:
             session.report(result).write()

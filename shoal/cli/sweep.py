@@ -43,12 +43,12 @@ def sweep(words: list[str]) -> int:
 
 def _sweep(out: Console, planned: Sweep) -> int:
     from shoal.commands.sweep.console import printer_of
-    from shoal.commands.sweep.session import Session
+    from shoal.commands.sweep.session import SweepSession
     from shoal.runs.hints import train_command
     from shoal.runs.run import make_engine
 
     with make_engine(planned.base.settings) as engine, printer_of(out, planned) as printer:
-        session = Session(planned, engine, printer)
+        session = SweepSession(planned, engine, printer)
         result = session.run()
         report = session.report(result)
     say(out, f"\n{report.table}\n\n{report.note}\n")
@@ -61,6 +61,9 @@ def _sweep(out: Console, planned: Sweep) -> int:
     best = planned.trial_with(result.best.number, result.best.settings)
     say(out, f"Best:    trial {best.label}; score {result.best.score:.1f}")
     say(out, f"Train:   {train_command(best.runs[0].spec)}")
+    failed = [str(trial.number) for trial in result.trials if trial.state == "failed"]
+    if failed:
+        say(out, f"Failed:  trial {', '.join(failed)}; see the messages above and in trials.json")
     more = "a higher --trials" if planned.searched else "more values or --seeds"
     say(out, f"More:    run the same command again with {more}; finished runs are kept")
     return 0

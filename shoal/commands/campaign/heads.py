@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -24,6 +25,8 @@ from shoal.engines.base import Engine
 from shoal.engines.proxy import EngineServer
 from shoal.errors import Stopped, UsageError
 from shoal.spmd.launching import launched_rank, without_rank
+
+_SAVING = 30.0  # seconds that a head may take to save its run after its owner was killed
 
 
 class CampaignHeadRecord(TypedDict):
@@ -103,6 +106,7 @@ class _Heads:
         """Train one run to its goal or the pause in a new head. Returns why it failed, or an empty string."""
         if run.stands(self._pause):
             return ""
+        self._wait_while_busy(run)
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             if self._stopping:
@@ -124,6 +128,12 @@ class _Heads:
         if not self.stopping:
             self._listener.ended(run, failure)
         return failure
+
+    def _wait_while_busy(self, run: PlannedRun) -> None:
+        """Wait for the head of an owner that was killed: it saves the run before it ends."""
+        deadline = time.monotonic() + _SAVING
+        while run.folder.busy() and not self.stopping and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _read(self, run: PlannedRun, process: subprocess.Popen[str]) -> list[str]:
         """Pass on the progress of a head until it ends, and return the other lines of its output."""

@@ -64,12 +64,11 @@ def _trial_problems(sweep: Sweep) -> list[str]:
     """Describe what is wrong with the trials of a grid, or with all of a search's first ones, and with their runs."""
     trials = source_of(sweep).ask() or [sweep.trial(0, {})]
     shared = [text for text in trials[0].problems if all(text in trial.problems for trial in trials)]
-    if sweep.searched and any(not trial.problems for trial in trials):
-        shared = []  # Optuna's suggestions may be invalid now and then, which it learns from
-    own = [
-        f"{trial.label}: {text}"
-        for trial in ([] if sweep.searched else trials)
-        for text in trial.problems
-        if text not in shared
-    ]
-    return [*shared, *own] or other_settings([run for trial in trials for run in trial.runs if not trial.problems])
+    if sweep.searched:
+        # Optuna's suggestions may be invalid now and then, and it learns from that; but not all of them.
+        shared = shared or list(trials[0].problems)
+        found = shared if all(trial.problems for trial in trials) else []
+    else:
+        own = [f"{trial.label}: {text}" for trial in trials for text in trial.problems if text not in shared]
+        found = [*shared, *own]
+    return found or other_settings([run for trial in trials for run in trial.runs if not trial.problems])

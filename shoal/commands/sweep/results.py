@@ -124,8 +124,6 @@ def read_records(sweep: Sweep) -> list[TrialRecord]:
     now = sweep.identity()
     if "search" not in then and "search" not in now:
         return trials
-    if len(trials) > sweep.count:
-        raise UsageError(f"{sweep.folder} holds {len(trials)} trials already: --trials must be at least {len(trials)}")
     differs = [
         f"{key} {then.get(key)} then, {now.get(key)} now" for key in sorted(then | now) if then.get(key) != now.get(key)
     ]
@@ -134,6 +132,8 @@ def read_records(sweep: Sweep) -> list[TrialRecord]:
             f"{sweep.folder} holds another sweep ({'; '.join(differs)}), and later suggestions depend on that. Use the "
             f"same settings to continue, or another --name to start again"
         )
+    if len(trials) > sweep.count:
+        raise UsageError(f"{sweep.folder} holds {len(trials)} trials already: --trials must be at least {len(trials)}")
     return trials
 
 

@@ -23,7 +23,7 @@ from shoal.commands.sweep.pruning import MedianRule
 from shoal.commands.sweep.results import SeedResult, SweepResult, TrialRecord, TrialResult, trial_record
 from shoal.commands.sweep.trials import Sweep, Trial
 from shoal.engines.base import Engine
-from shoal.errors import DiskFault, EnvironmentFault, TaskFailed, UsageError
+from shoal.errors import DiskFault, EnvironmentFault, RunBusy, TaskFailed, UsageError
 from shoal.runs.folder import RunDir
 from shoal.runs.metrics import MetricsRow
 from shoal.sampling.tasks import describe
@@ -45,7 +45,7 @@ class _Progress:
     result: TrialResult | None = None
 
 
-class Session:
+class SweepSession:
     """One sitting of a sweep, on an engine."""
 
     def __init__(self, sweep: Sweep, engine: Engine, listener: SweepListener) -> None:
@@ -135,6 +135,8 @@ class Session:
         failures: dict[PlannedRun, str] = {}
         if runs:
             failures = heads.train_all(runs, self.engine, self._at_once(len(runs)), self.listener, rung)
+        if busy := [run for run in failures if run.folder.busy()]:
+            raise RunBusy(f"{busy[0].folder.path} is being trained by another process: {failures[busy[0]]}")
         for progress in left:
             reasons = [f"{run.folder.name}: {failures[run]}" for run in progress.trial.runs if run in failures]
             reason = final[progress.trial.number] or "\n".join(reasons)
@@ -162,7 +164,7 @@ class Session:
                 progress.returns[rung] = value
             if prune:
                 median = self._rule.median(rung)
-                reason = f"at {rung:,} steps, return {value:.1f} is below the median {median:.1f}"
+                reason = f"at {rung:,} steps, return {value:.6g} is below the median {median:.6g}"
                 steps = max(_row_at(run, rung)["time/total_timesteps"] for run in progress.trial.runs)
                 self._settle(progress, "pruned", None, (), steps, reason)
 

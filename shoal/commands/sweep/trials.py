@@ -26,9 +26,10 @@ class SweepOptions:
     """What a sweep does, besides the settings of its runs."""
 
     grid: tuple[str, ...] = ()
-    """Settings with the values to try in all combinations, as lr=1e-3,3e-4 hidden=[64,64],[32] (this or --search)."""
+    """Settings with the values to try in all combinations, as lr=1e-3,3e-4 hidden=[64,64],[32] (default: none)."""
     search: tuple[str, ...] = ()
-    """Settings that Optuna chooses: lr=log:1e-5:1e-2 clip=float:0.1:0.3 epochs=int:3:20 activation=tanh,relu."""
+    """Settings that Optuna chooses, instead of a grid: lr=log:1e-5:1e-2 clip=float:0.1:0.3 epochs=int:3:20
+    activation=tanh,relu (default: none)."""
     trials: int | None = None
     """Number of trials of a search (default: 32)."""
     seeds: int = 1
