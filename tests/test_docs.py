@@ -35,15 +35,8 @@ def run_all(lines: list[str], tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_commands(tmp_path: Path) -> None:
-    pages = (
-        "README",
-        "docs/runs",
-        "docs/compare",
-        "docs/sweep",
-        "docs/environments",
-        "docs/es",
-    )  # the later use runs of the first
-    found = [line for page in pages for line in commands(ROOT / f"{page}.md")]
+    pages = ("README", "docs/runs", "docs/compare", "docs/sweep", "docs/environments", "docs/es")
+    found = [line for page in pages for line in commands(ROOT / f"{page}.md")]  # later pages use runs of the first
     assert len(found) >= 9
     run_all(found, tmp_path)
 

@@ -117,7 +117,8 @@ class _Heads:
         self._listener.began(run)
         server = threading.Thread(target=EngineServer(self._engine, ours, str(run)).serve, daemon=True)
         server.start()
-        printed = self._read(run, process)
+        with process:  # closes the pipe
+            printed = self._read(run, process)
         code = process.wait()
         server.join()
         with self._lock:
