@@ -61,6 +61,5 @@ def sweep(
         printer = stack.enter_context(printer_of(Console(quiet=not progress), planned))
         session = SweepSession(planned, used, printer)
         result = session.run()
-        if result.best is not None:
-            session.report(result).write()
+        session.report(result).write()
         return result

@@ -144,6 +144,12 @@ def parse_spec_and(extra: type[T], command: str, words: list[str], example: str 
     name, *rest = words
     name = algos.full_name(name)
     module = algos.load(name)
+    own = {field.name for field in dataclasses.fields(typing.cast(Any, extra))}
+    if both := own & {field.name for field in dataclasses.fields(module.Config)}:
+        raise UsageError(
+            f"{name} has settings with the names of options of shoal {command}, so their flags would mean two things: "
+            f"{', '.join(sorted(both))}. Rename them in its Config"
+        )
     fields: list[tuple[str, Any]] = [("settings", Settings), ("config", module.Config), ("extra", extra)]
     kind: type[Any] = dataclasses.make_dataclass("RunArgs", fields, frozen=True)
     description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 {example}"

@@ -284,17 +284,31 @@ def test_more_trials_go_on_from_the_first_ones(tmp_path: Path, monkeypatch: pyte
 
 
 def test_failures_stay_once_suggestions_depend_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = next(trial for trial in source_of(trained(tmp_path)).ask() if not trial.problems)
+    name = first.runs[0].folder.name
+
+    def unlucky(stop_after: int | None = None) -> FakeTraining:
+        return FakeTraining(0, stop_after, fails=lambda run: run.folder.name == name)
+
+    def lucky(stop_after: int | None = None) -> FakeTraining:
+        return FakeTraining(0, stop_after, fails=lambda run: False)
+
+    whole = trained(tmp_path, 1)
+    sit(whole, unlucky(), monkeypatch)
+    expected = records_file(whole).read_bytes()
+    assert f'"{name}: diverged"'.encode() in expected
+
     sweep = trained(tmp_path)
-    first = next(trial.runs[0].folder.name for trial in source_of(sweep).ask() if not trial.problems)
-    unlucky = FakeTraining(0, fails=lambda run: run.folder.name == first)
-    done = sit(sweep, unlucky, monkeypatch)
-    number = int(first.split("-")[1])
-    before = records_file(sweep).read_bytes()
-    lucky = FakeTraining(0, fails=lambda run: False)
-    again = sit(trained(tmp_path), lucky, monkeypatch)
-    assert again.trials == done.trials
-    assert records_file(sweep).read_bytes() == before
-    assert next(trial for trial in again.trials if trial.number == number).reason == f"{first}: diverged"
+    with pytest.raises(Stopped):
+        sit(sweep, unlucky(stop_after=32), monkeypatch)
+    second = [path for path in sweep.folder.glob("trial-0*") if int(path.name[6:9]) >= 8]
+    assert second, "the second batch has begun"
+    lost = next(path for path in sorted(sweep.folder.glob("trial-00*/metrics.jsonl")) if name[:9] not in str(path))
+    lost.unlink()  # the next sitting is stopped while it goes through the first batch again
+    with pytest.raises(Stopped):
+        sit(trained(tmp_path), lucky(stop_after=0), monkeypatch)
+    sit(trained(tmp_path), lucky(), monkeypatch)
+    assert records_file(sweep).read_bytes() == expected
 
 
 def test_failed_runs_of_a_grid_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,14 +361,6 @@ def test_paused_runs_have_the_bits_of_whole_ones(tmp_path: Path) -> None:
     assert best["runs"][0]["digest"] == alone.metrics["digest"]
     assert f"| {best['score']:.1f} " in (folder / "table.md").read_text()
 
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")}
-    contents = (folder / "trials.json").read_bytes()
-    code, again, _ = command(*asked, cwd=tmp_path)
-    assert code == 0
-    assert "1 of 1 are done already" in again
-    assert before == {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")}
-    assert contents == (folder / "trials.json").read_bytes()
-
 
 LONG = ["sweep", "ppo", WALK, *SMALL[:-2], "--steps=1024"]
 LONG += ["--search", "lr=log:1e-5:1", "epochs=int:1:3", "minibatch=int:16:140"]
@@ -393,6 +399,14 @@ def test_workers_and_kills_change_nothing(tmp_path: Path) -> None:
         assert number == signal.SIGKILL or "run the same command again" in out
     code, _, err = command(*LONG, "--workers=2", cwd=killed, timeout=280)
     assert (code, err) == (0, "")
+    assert outcome(killed) == outcomes[0]
+
+    before = {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/*/metrics.jsonl")}
+    assert len(before) > 4
+    code, again, _ = command(*LONG, "--workers=1", cwd=killed)
+    assert code == 0
+    assert "are done already" in again
+    assert before == {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/*/metrics.jsonl")}
     assert outcome(killed) == outcomes[0]
 
 
