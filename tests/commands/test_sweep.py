@@ -5,6 +5,7 @@ import math
 import random
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from shoal.commands.sweep.results import SweepResult, records_file
 from shoal.commands.sweep.session import SweepSession
 from shoal.commands.sweep.space import Range, assignments
 from shoal.commands.sweep.trials import Sweep, SweepOptions
-from shoal.errors import Stopped, UsageError
+from shoal.errors import MissingExtra, Stopped, UsageError
 from shoal.learning import xla
 from shoal.runs import hints, run
 from shoal.runs.folder import RunDir
@@ -154,6 +155,15 @@ def test_the_command_for_one_trial_has_all_its_settings(tmp_path: Path) -> None:
         "train ppo CartPole-v1 --no-preset --steps 1000 --wrap FrameStackObservation:4 --wrap FlattenObservation "
         "--gamma 0.9 --hidden 8 4 --no-normalise"
     )
+
+
+def test_a_search_names_the_missing_extra_and_a_grid_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert planned(tmp_path, {"lr": "1,2"}).count == 2
+    with pytest.raises(MissingExtra, match=re.escape("pip install 'shoal[sweep]'")):
+        planned(tmp_path, search=SEARCH)
 
 
 # How it decides ----------------------------------------------------------------------------------------------------
