@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEBIAN := strace gnugo redis-server
 
-.PHONY: demo test quick full check lint types layers golden bench clean constraints debian
+.PHONY: demo test quick full torch check lint types layers golden bench clean constraints debian
 
 demo: $(VENV)/core
 	$(BIN)/shoal train trpo CartPole-v1
@@ -21,6 +21,11 @@ test: $(VENV)/dev debian
 # Everything, also what is too long for CI.
 full: $(VENV)/dev debian
 	$(BIN)/python -m pytest --durations 25 -m 'slow or not slow'
+	$(MAKE) torch
+
+# What needs PyTorch, in a virtualenv that has it.
+torch: $(VENV)-torch/ready
+	$(VENV)-torch/bin/python -m pytest -q -m 'slow or not slow' tests/policies/test_export_torch.py tests/spmd
 
 check: lint types layers test
 
@@ -59,6 +64,14 @@ $(VENV)/dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/core
 
+# PyTorch comes first and by itself, so that nothing else chooses another build of it.
+$(VENV)-torch/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)-torch
+	$(VENV)-torch/bin/python -m pip install --quiet torch==2.13.0
+	$(VENV)-torch/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[mpi]' \
+	  psutil pytest pytest-timeout
+	@touch $@
+
 # The newest versions of everything. Golden digests have to be written again with them: make golden
 constraints:
 	rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -66,4 +79,4 @@ constraints:
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-torch runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -24,6 +24,7 @@ PARTS = {
     "learn": ("learn", "scores of the presets over seeds, next to published ones"),
     "ray": ("ray", "TRPO on Ray compared with processes; Pong from RAM, serial and parallel"),
     "redis": ("redis", "the redis engine compared with processes: steps, time per task, bytes, hundreds of workers"),
+    "api": ("api", "import, loading a policy and its actions, from Python"),
     "startup": ("startup", "time to the first environment step, and a worker's memory"),
 }
 """Name of each part, its module, and what it measures."""

@@ -20,7 +20,8 @@ from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault
 from shoal.learning.estimators import assess, mean, standardise, weights_not_finite
 from shoal.policies.networks import MLP
-from shoal.policies.policy import Policy, SavedPolicy, Weights
+from shoal.policies.policy import Policy, SavedPolicy
+from shoal.policies.start import first_weights, load_start
 from shoal.sampling import tasks
 from shoal.sampling.batch import make_batch
 from shoal.sampling.lanes import Lanes
@@ -64,21 +65,20 @@ def train(
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.rmsprop(config.lr, decay=0.99, eps=1e-5))
 
     # 2. Everything learned: from the start, or from the state of a checkpoint.
-    critic = value.init(seeding.rng(seed, "value"), out_scale=1.0)
-    params: Any = {"policy": policy.init(seeding.rng(seed, "weights")), "value": critic}
+    init = first_weights(policy, load_start(config.start), seed)  # and observation statistics, kept as they are
+    params: Any = {"policy": init["params"], "value": value.init(seeding.rng(seed, "value"), out_scale=1.0)}
     moving, returns, saved = optimizer.init(params), np.zeros(3, np.float32), state or {}
     if saved:
         params, returns = saved["params"], saved["returns"]
         moving = jax.tree.unflatten(jax.tree.structure(moving), [saved["rmsprop"][k] for k in sorted(saved["rmsprop"])])
     scores = Scores(saved.get("scores"))
     lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, saved.get("lanes"))
-    shift, scale = np.zeros(policy.inputs, np.float32), np.ones(policy.inputs, np.float32)  # not normalised
     iteration = saved.get("iteration", 0)
 
     @jax.jit
     def update(params: Any, moving: Any, returns: Any, batch: Any) -> Any:
         used = batch["weights"]  # 0 for padding
-        features, finals = (policy.features(batch[key], shift, scale) for key in ("observations", "finals"))
+        features, finals = (policy.features(batch[k], init["mean"], init["scale"]) for k in ("observations", "finals"))
         known = assess(value, params["value"], returns, features, finals, batch, config.gamma, config.lam)
 
         def loss(params: Any) -> Any:
@@ -97,7 +97,7 @@ def train(
     # 3. Sample, learn, yield. The caller tracks, saves and stops.
     while True:
         iteration += 1
-        weights: Weights = {"params": np.asarray(params["policy"]), "mean": shift, "scale": scale}
+        weights = init | {"params": np.asarray(params["policy"])}
         records = lanes.fragments(engine.share(weights), config.fragment_steps)
         begun = time.perf_counter()
         params, moving, returns, measures = update(params, moving, returns, make_batch(records))
@@ -111,8 +111,9 @@ def train(
         }  # fmt: skip
         ledger, acting = lanes.state(), weights | {"params": learned["params"]["policy"]}
         timing = {"time/sample_seconds": lanes.sampled.seconds, "time/learn_seconds": time.perf_counter() - begun}
+        losses = {name: float(number) for name, number in measures.items()}
         yield Step(
-            metrics=scores.metrics() | timing | {name: float(number) for name, number in measures.items()},
+            metrics=scores.metrics() | lanes.metrics() | timing | losses,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},
             policy=SavedPolicy(policy, acting, env.to_record()),

@@ -17,12 +17,13 @@ from rich.console import Console
 
 from shoal import engines
 from shoal.commands import mpirun
-from shoal.commands.evaluate import Evaluation, evaluate_run
+from shoal.commands.evaluate import evaluate_run
 from shoal.engines.base import Engine
 from shoal.errors import EngineError, Stopped, UsageError
 from shoal.policies.loaded import LoadedPolicy
 from shoal.policies.policy import SavedPolicy
 from shoal.runs import run as runs
+from shoal.runs.evaluator import Evaluator
 from shoal.runs.folder import RunDir
 from shoal.runs.keywords import EnvSource, make_spec
 from shoal.runs.meter import Meter
@@ -31,6 +32,7 @@ from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec
 from shoal.runs.track import Tracker
 from shoal.runs.usage import Usage
+from shoal.sampling.evaluation import Evaluation
 
 
 class Run:
@@ -64,6 +66,11 @@ class Run:
     def policy(self) -> LoadedPolicy:
         """The newest saved policy."""
         return LoadedPolicy.load(self._folder.policy_file)
+
+    @property
+    def best(self) -> LoadedPolicy:
+        """The policy with the highest mean return in an evaluation during training, with `eval_every`."""
+        return LoadedPolicy.load(self._folder.best_file)
 
     def evaluate(
         self,
@@ -180,8 +187,11 @@ def _iterations(spec: RunSpec, engine: Engine | None) -> Iterator[Iteration]:
         config = spec.located_config()
         steps = stack.enter_context(runs.learning(spec, config, engine))
         meter = Meter(engine, Usage(engine.workers, config.lanes, engine.shared_cores))
+        evaluator = Evaluator(engine, spec.settings)
         for number, step in enumerate(steps, start=1):
-            row = meter.row(number, step)
+            with meter.excluded():
+                evaluation = evaluator.metrics(step) if evaluator.due(step) else {}
+            row = meter.row(number, step, evaluation)
             yield Iteration(row, step.policy)
             if spec.settings.goal.reached(row):
                 return

@@ -33,7 +33,7 @@ def sweep(
     seeds: int = 1,
     prune_every: int | None = None,
     trial_batch: int = 8,
-    eval_episodes: int = 100,
+    final_episodes: int = 100,
     at_once: int | None = None,
     engine: str | Engine = "processes",
     preset: bool = True,
@@ -50,7 +50,7 @@ def sweep(
     name, made = split_engine(engine)
     base = make_spec(algo, env, settings | ({} if name is None else {"engine": name}), preset)
     options = SweepOptions(
-        trials=trials, seeds=seeds, prune_every=prune_every, trial_batch=trial_batch, eval_episodes=eval_episodes,
+        trials=trials, seeds=seeds, prune_every=prune_every, trial_batch=trial_batch, final_episodes=final_episodes,
         at_once=at_once,
     )  # fmt: skip
     planned = plan_sweep(base, options, grid or {}, search or {}, {setting_name(key) for key in settings})

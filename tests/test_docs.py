@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
-from tests.support.docs import commands
+from tests.support.docs import commands, python_blocks, python_sections
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,8 +36,9 @@ def run_all(lines: list[str], tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_commands(tmp_path: Path) -> None:
-    pages = ("README", "docs/runs", "docs/compare", "docs/sweep", "docs/environments", "docs/es")
-    found = [line for page in pages for line in commands(ROOT / f"{page}.md")]  # later pages use runs of the first
+    names = ("runs", "compare", "sweep", "environments", "algorithms", "es")
+    pages = [ROOT / "README.md", *[ROOT / f"docs/{name}.md" for name in names]]  # later pages use runs of the first
+    found = [line for page in pages for line in commands(page)]
     assert len(found) >= 9
     run_all(found, tmp_path)
 
@@ -73,6 +75,78 @@ def test_promised_tests_exist() -> None:
     names = set(re.findall(r"\btest_\w+", (ROOT / "README.md").read_text()))
     assert len(names) >= 10
     assert {name for name in names if f"def {name}(" not in source and name not in files} == set()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_python_examples(tmp_path: Path) -> None:
+    """Each section is a script; the later ones use runs of the first."""
+    sections = python_sections(ROOT / "docs/python.md") | {"README": readme_example()}
+    assert len(sections) >= 7
+    for number, code in enumerate(sections.values()):
+        script = tmp_path / f"script{number}.py"
+        script.write_text(f"import numpy as np\nimport shoal\n{code}")
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-W", "error", script.name],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+
+
+def readme_example() -> str:
+    found = [block for block in python_blocks((ROOT / "README.md").read_text()) if "shoal.train" in block]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_the_example_runs_in_a_notebook(tmp_path: Path) -> None:
+    """Also an environment that is defined in a cell, which only the serial engine finds."""
+    corridor = python_sections(ROOT / "docs/python.md")["Your own environment"].partition("if __name__")[0]
+    settings = "iterations=2, env_kwargs={'length': 5}, max_episode_steps=50"
+    cells = [
+        "import jax.numpy as jnp; jnp.ones(3).sum()",
+        readme_example(),
+        "import numpy as np\n" + corridor,
+        f"print('digest', shoal.train('ppo', Corridor, engine='serial', {settings}).digest)",
+        f"try:\n    shoal.train('ppo', Corridor, {settings})\nexcept shoal.ShoalError as error:\n    print(error)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(notebook, tmp_path / "first.ipynb")
+    command = ["jupyter", "nbconvert", "--to", "notebook", "--execute", "--inplace", "first.ipynb"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    outputs = [cell.outputs for cell in nbformat.read(tmp_path / "first.ipynb", as_version=4).cells]
+    assert "digest" in outputs[3][0].text
+    assert "%%writefile my_env.py" in outputs[4][0].text
+
+
+@pytest.mark.parametrize("page", ["docs/algorithms.md"])
+def test_quoted_code_is_that_of_the_example(page: str) -> None:
+    example = (ROOT / "examples/a2c.py").read_text()
+    blocks = [block for block in python_blocks((ROOT / page).read_text()) if "AlgorithmContract" not in block]
+    assert len(blocks) >= 5
+    for block in blocks:
+        assert block in example
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_contract_of_a_users_algorithm(tmp_path: Path) -> None:
+    block = next(b for b in python_blocks((ROOT / "docs/algorithms.md").read_text()) if "AlgorithmContract" in b)
+    (tmp_path / "test_mine.py").write_text(block)
+    (tmp_path / "a2c.py").write_text((ROOT / "examples/a2c.py").read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
 
 
 @pytest.mark.processes

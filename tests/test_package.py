@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from tests.support.policies import KINDS, random_policy
 
 PACKAGE = Path(shoal.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -28,6 +29,17 @@ def test_public_names() -> None:
 def test_import_is_light() -> None:
     """`import shoal` costs nothing until something is used."""
     code = "import sys, shoal; print(sorted({'numpy', 'jax', 'gymnasium', 'rich', 'msgspec'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.processes
+def test_acting_is_light(tmp_path: Path) -> None:
+    """A program that acts with a saved policy loads NumPy and safetensors, nothing larger."""
+    path = tmp_path / "policy.safetensors"
+    path.write_bytes(random_policy(KINDS["logits"]).to_bytes())
+    heavy = "{'jax', 'gymnasium', 'rich', 'msgspec', 'onnx', 'torch'}"
+    code = f"import sys, shoal; shoal.load({str(path)!r}).act([0] * 4); print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -10,7 +10,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import tyro
 
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
@@ -38,8 +40,12 @@ class Step:
 class AlgorithmConfig(abc.ABC):
     """Settings of an algorithm. Derive a frozen dataclass whose fields, with their docstrings, become flags.
 
-    The properties tell Shoal what it needs to know; a field of the same name replaces a property.
+    The properties tell Shoal what it needs to know; a field of the same name replaces a property. `start` is a setting
+    of every algorithm: see `first_weights`.
     """
+
+    start: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """Start from the weights and observation statistics of this run's policy, or of a policy file."""
 
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages that results depend on, besides NumPy, Gymnasium, JAX and Optax; a run records their versions."""
@@ -68,11 +74,6 @@ class AlgorithmConfig(abc.ABC):
     def scheduled(self) -> bool:
         """Whether a schedule ends at the run's last step, so that a new goal changes results."""
         return False
-
-    @property
-    def start(self) -> str | None:
-        """Run or policy file to start from."""
-        return None
 
     @property
     def score_episodes(self) -> int:

@@ -35,6 +35,7 @@ from shoal.learning.replay_buffer import Layout, ReplayBuffer
 from shoal.policies import actions
 from shoal.policies.actions import Categorical, DistributionRecord, EpsilonGreedy
 from shoal.policies.policy import Policy, SavedPolicy, Statistics, Weights
+from shoal.policies.start import first_weights, load_start
 from shoal.sampling import tasks
 from shoal.sampling.lanes import Lanes, Span
 from shoal.sampling.scores import Scores
@@ -182,8 +183,8 @@ def train(
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam())
     update = jax.jit(make_update(config, policy, optimizer))
 
-    state = state or {}
-    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights")))
+    state, saved = state or {}, load_start(config.start)
+    params = state.get("policy", {}).get("params", first_weights(policy, saved, seed)["params"])
     target = state.get("target", {}).get("params", params)
     adam = optimizer.init(policy.network.layers(jnp.asarray(params)))
     if state:
@@ -250,7 +251,7 @@ def train(
         }
         now: Weights = {"params": np.asarray(params), "epsilon": np.full((1, 1), epsilon, np.float32), **unscaled}
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | learning | rates | timing,
+            metrics=scores.metrics() | lanes.metrics() | {"time/iterations": iteration} | learning | rates | timing,
             learned=learned,
             state=lambda learned=learned, rest=rest: learned | {key: made() for key, made in rest.items()},  # type: ignore[misc]
             policy=SavedPolicy(policy, now, env.to_record()),

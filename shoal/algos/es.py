@@ -14,14 +14,15 @@ from typing import Literal
 import numpy as np
 
 from shoal.algos.base import Step
-from shoal.algos.search import SearchConfig, first_weights, own_score, policy_for, saved_start
+from shoal.algos.search import SearchConfig, own_score, policy_for
 from shoal.base import seeding, validation
 from shoal.base.moments import Moments
 from shoal.base.trees import Tree
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault, UsageError
-from shoal.policies.policy import SavedPolicy, Weights
+from shoal.policies.policy import SavedPolicy
+from shoal.policies.start import first_moments, first_weights, load_start
 from shoal.sampling import noise_table, tasks
 from shoal.sampling.population import Members, Population
 from shoal.sampling.scores import Scores
@@ -93,8 +94,8 @@ def train(
     if state:
         params, moments = state["policy"]["params"], Moments.from_record(state["moments"])
     else:
-        first = first_weights(saved_start(config), policy, seed)
-        params, moments = first["params"], _moments(config, first)
+        saved = load_start(config.start)
+        params, moments = first_weights(policy, saved, seed)["params"], first_moments(policy, saved)
     optimizer = state.get("optimizer", {name: np.zeros(policy.count, np.float32) for name in SLOTS[config.optimizer]})
     scores = Scores(state.get("scores"))
     iteration, mean_length = state.get("iteration", 0), state.get("mean_length", 0.0)
@@ -205,15 +206,3 @@ def ascend(config: Config, kept: Tree, gradient: np.ndarray, iteration: int) -> 
     square = slower * kept["square"] + (1 - slower) * gradient**2
     unbiased = np.sqrt(square / np.float32(1 - 0.999**iteration))
     return {"mean": mean, "square": square}, mean / np.float32(1 - 0.9**iteration) / (unbiased + np.float32(1e-8))
-
-
-_STARTED = 100_000  # a saved policy does not record its number of observations, so its statistics count as this many
-
-
-def _moments(config: Config, weights: Weights) -> Moments:
-    """Start with no statistics, or with those of the policy to start from."""
-    size = len(weights["mean"])
-    if config.start is None or not config.normalise:
-        return Moments.empty(size)
-    variance = np.maximum(weights["scale"].astype(np.float64) ** -2 - 1e-8, 0.0)
-    return Moments(_STARTED, weights["mean"].astype(np.float64), variance * _STARTED)

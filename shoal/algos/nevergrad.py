@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from shoal.algos.base import Step
-from shoal.algos.search import SearchConfig, first_weights, own_score, policy_for, saved_start
+from shoal.algos.search import SearchConfig, own_score, policy_for
 from shoal.base import seeding, validation
 from shoal.base.blas import one_thread
 from shoal.base.memory import available_memory, format_bytes
@@ -34,6 +34,7 @@ from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import CheckpointFault, MissingExtra, UsageError
 from shoal.policies.policy import SavedPolicy, Statistics, Weights
+from shoal.policies.start import first_weights, load_start
 from shoal.sampling import tasks
 from shoal.sampling.population import Members, Population
 from shoal.sampling.scores import Scores
@@ -80,10 +81,10 @@ def train(
 ) -> Iterator[Step]:
     """Search until the caller stops, from the start or from a state. Optimizers plan for `budget`, not for `steps`."""
     spaces = engine.submit(tasks.describe, env.to_record()).result()
-    saved = saved_start(config)
+    saved = load_start(config.start)
     # Changing statistics would change the score of equal weights, so those of a saved policy are kept as they are.
     policy = policy_for(config, spaces, normalise=saved is not None and saved.policy.normalise)
-    first = first_weights(saved, policy, seed)
+    first = first_weights(policy, saved, seed)
     population = Population(engine, env, policy, seed, config.lanes, config.width)
     if warning := too_large(config.optimizer, policy.count):
         needed, available = _FULL_MATRICES * 8 * policy.count**2, available_memory()

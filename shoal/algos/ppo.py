@@ -29,6 +29,7 @@ from shoal.learning.estimators import assess, explained_variance, mean, standard
 from shoal.learning.xla import ready, together
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy, SavedPolicy, Weights
+from shoal.policies.start import first_moments, first_weights, load_start
 from shoal.sampling import tasks
 from shoal.sampling.batch import Batch, make_batch, merged_moments, minibatch_orders
 from shoal.sampling.lanes import Lanes, Request, Span
@@ -140,14 +141,14 @@ def train(
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
     update = make_update(config, policy, value, optimizer)
 
-    state = state or {}
-    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights"), config.log_std_init))
+    state, saved = state or {}, load_start(config.start)
+    params = state.get("policy", {}).get("params", first_weights(policy, saved, seed, config.log_std_init)["params"])
     critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
     returns = state.get("value", {}).get("returns", np.zeros(3, np.float32))
     adam = {"policy": optimizer.init(jnp.asarray(params)), "value": optimizer.init(jnp.asarray(critic))}
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
-    moments = Moments.from_record(state["moments"]) if state else Moments.empty(policy.inputs)
+    moments = Moments.from_record(state["moments"]) if state else first_moments(policy, saved)
     scores = Scores(state.get("scores"))
     lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration = state.get("iteration", 0)
@@ -207,7 +208,7 @@ def train(
         timing["time/learn_seconds"] = learning.seconds
         rates = {"train/learning_rate": lr, "train/clip_range": clip}
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | measures | rates | timing,
+            metrics=scores.metrics() | lanes.metrics() | {"time/iterations": iteration} | measures | rates | timing,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
             policy=SavedPolicy(policy, weights(), env.to_record()),

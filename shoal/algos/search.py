@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-import tyro
 
 from shoal.algos.base import AlgorithmConfig
-from shoal.base import seeding, validation
+from shoal.base import validation
 from shoal.errors import UsageError
 from shoal.policies import actions
 from shoal.policies.actions import Bins, Distribution, Gaussian, Point
-from shoal.policies.policy import Policy, SavedPolicy, Spaces, Weights
+from shoal.policies.policy import Policy, Spaces
 from shoal.sampling.population import Outcome, Plan
 
 Activation = Literal["tanh", "relu", "sigmoid", "softsign", "identity"]
@@ -52,8 +50,6 @@ class SearchConfig(AlgorithmConfig):
     """Recurrence of the hidden layers."""
     bins: int = 0
     """Discretise each component of a continuous action into this many values; 0: continuous."""
-    start: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Start from the policy of this run, or from a policy file."""
 
     @property
     def lanes(self) -> int:
@@ -114,40 +110,6 @@ def _deterministic(config: SearchConfig, found: Distribution) -> Distribution:
         )
     count = math.prod(found.shape)
     return Bins((config.bins,) * count, (0,) * count, False, found.shape, found.low, found.high, found.dtype)
-
-
-def saved_start(config: SearchConfig) -> SavedPolicy | None:
-    """Load the policy to start from, if one is given."""
-    return None if config.start is None else SavedPolicy.load(Path(config.start))
-
-
-def first_weights(saved: SavedPolicy | None, policy: Policy, seed: int) -> Weights:
-    """Return the weights to start from: new ones, or those of a saved policy."""
-    if saved is None:
-        params = policy.init(seeding.rng(seed, "weights"))
-        return {
-            "params": params,
-            "mean": np.zeros(policy.inputs, np.float32),
-            "scale": np.ones(policy.inputs, np.float32),
-        }
-    differs = [
-        f"{name.replace('_', ' ')} {_words(getattr(saved.policy, name))} there, {_words(getattr(policy, name))} here"
-        for name in ("observation_shape", "hidden", "activation", "memory", "output", "dueling", "normalise")
-        if getattr(saved.policy, name) != getattr(policy, name)
-    ]
-    if saved.policy.network.count != policy.network.count and not differs:
-        differs = [f"actions: {saved.policy.distribution} there, {policy.distribution} here"]
-    if differs:
-        raise UsageError(
-            f"the policy of --from does not fit: {'; '.join(differs)}. Use the settings that it was learned with"
-        )
-    # Gradient algorithms also learn standard deviations, at the end, which a search does not use.
-    start = saved.weights
-    return {**start, "params": start["params"][: policy.network.count].copy()}
-
-
-def _words(value: object) -> str:
-    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def own_score(outcome: Outcome, episodes: int) -> dict[str, float]:

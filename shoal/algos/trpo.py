@@ -36,6 +36,7 @@ from shoal.learning.estimators import (
 from shoal.learning.xla import ready, together
 from shoal.policies.networks import MLP
 from shoal.policies.policy import Policy, SavedPolicy, Weights
+from shoal.policies.start import first_moments, first_weights, load_start
 from shoal.sampling import tasks
 from shoal.sampling.batch import Batch, make_batch, merged_moments, minibatch_orders
 from shoal.sampling.lanes import Lanes
@@ -129,14 +130,14 @@ def train(
     optimizer = optax.adam(config.value_lr)
     update = make_update(config, policy, value, optimizer)
 
-    state = state or {}
-    params = state.get("policy", {}).get("params", policy.init(seeding.rng(seed, "weights"), config.log_std_init))
+    state, saved = state or {}, load_start(config.start)
+    params = state.get("policy", {}).get("params", first_weights(policy, saved, seed, config.log_std_init)["params"])
     critic = state.get("value", {}).get("params", value.init(seeding.rng(seed, "value"), out_scale=1.0))
     returns = state.get("value", {}).get("returns", np.zeros(3, np.float32))
     adam = optimizer.init(jnp.asarray(critic))
     if state:
         adam = jax.tree.unflatten(jax.tree.structure(adam), [state["adam"][key] for key in sorted(state["adam"])])
-    moments = Moments.from_record(state["moments"]) if state else Moments.empty(policy.inputs)
+    moments = Moments.from_record(state["moments"]) if state else first_moments(policy, saved)
     scores = Scores(state.get("scores"))
     lanes = Lanes(engine, env, policy, seed, config.lanes, config.width, state.get("lanes"))
     iteration = state.get("iteration", 0)
@@ -176,7 +177,7 @@ def train(
             "time/learn_seconds": time.perf_counter() - lanes.sampled.done,
         }
         yield Step(
-            metrics=scores.metrics() | {"time/iterations": iteration} | measures | timing,
+            metrics=scores.metrics() | lanes.metrics() | {"time/iterations": iteration} | measures | timing,
             learned=learned,
             state=lambda learned=learned, ledger=ledger: learned | {"lanes": ledger()},  # type: ignore[misc]
             policy=SavedPolicy(policy, current, env.to_record()),

@@ -17,7 +17,7 @@ import numpy as np
 # Never rename these: a different name gives a different stream, so existing runs could not be reproduced.
 PURPOSES = (
     "weights", "value", "learn", "episode", "episode-act", "evaluate", "evaluate-act", "replay", "rank", "noise",
-    "direction", "fitness", "ask",
+    "direction", "fitness", "ask", "eval-in-training",
 )  # fmt: skip
 
 MAX_SEED = 2**63 - 1

@@ -13,7 +13,7 @@ import itertools
 import math
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,19 +245,24 @@ def _leak(env: Watched, seconds: float) -> Verdict:
     def megabytes() -> float:
         return int(statm.read_text().split()[1]) * resource.getpagesize() / 2**20
 
-    def reset_for(duration: float) -> int:
-        begun, count = time.perf_counter(), 0
-        while time.perf_counter() - begun < duration:
+    def reset_while(more: Callable[[int], bool]) -> int:
+        count = 0
+        while more(count):
             env.reset(count)
             env.step(action)
             count += 1
         return count
 
-    reset_for(seconds / 2)  # to fill caches
+    def until(end: float) -> Callable[[int], bool]:
+        return lambda _: time.perf_counter() < end
+
+    reset_while(until(time.perf_counter() + seconds / 2))  # to fill caches
     before = megabytes()
-    count = reset_for(seconds / 2)
+    count = reset_while(until(time.perf_counter() + seconds / 2))
     half = megabytes()
-    count += reset_for(seconds / 2)
+    # Equally many, not equally long: other load would make the second half look like the end of the growth.
+    first = count
+    count += reset_while(lambda done: done < first)
     grown = megabytes() - before
     if grown >= LEAK_MEGABYTES and (grown - (half - before)) >= grown / 4:  # a leak continues, the allocator settles
         keep = max(1, int(50 * count / grown))  # episodes that cost 50 MB

@@ -6,6 +6,7 @@ Arguments and results pass through the wire format all the same, so that what wo
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
@@ -28,6 +29,7 @@ class SerialEngine(Engine):
         super().__init__(workers=1)
         self._server = Server(allow=None)
         self._numbers = itertools.count()
+        self._turn = threading.RLock()
         self._telemetry = Telemetry()
         self._closed = False
         self._one_thread = one_thread()  # as in every worker: more BLAS threads change bits
@@ -41,14 +43,18 @@ class SerialEngine(Engine):
         return Shared(next(self._numbers), wire.encode(value, "the shared value"))
 
     def submit(self, function: Callable[..., object], /, *args: object, key: Hashable = None) -> Future[Any]:
-        """Run `function(*args)` now; the future is done when this returns."""
+        """Run `function(*args)` now; the future is done when this returns.
+
+        Threads take turns: an evaluation may begin while the learner's process still has a task here.
+        """
         if self._closed:
             raise EngineClosed("this engine is closed; make a new one with shoal.engine(...)")
         name = name_of(function)
         self._server.functions.remember(name, function)
         frame, shared = wire.encode_with_shared((name, list(args)), f"an argument of {name}")
-        self._server.shared = {item.number: wire.decode(item.frame) for item in shared}
-        reply = self._server.run(Message(Kind.TASK, 0, frame))
+        with self._turn:
+            self._server.shared = {item.number: wire.decode(item.frame) for item in shared}
+            reply = self._server.run(Message(Kind.TASK, 0, frame))
         future: Future[Any] = Future()
         if reply.kind == Kind.DONE:
             done: DoneBody = wire.decode(reply.frame)

@@ -34,6 +34,7 @@ class EnvRecord(TypedDict):
     vector: str | None
     wrap: NotRequired[list[str]]
     code: NotRequired[dict[str, str]]
+    info_keys: NotRequired[list[str]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class EnvSpec:
     """Wrappers to put around it, the innermost first: see `Wrapper`."""
     code: dict[str, str] = field(default_factory=dict)
     """Modules of the user, by name or file, and the digest that each must have wherever it is imported."""
+    info_keys: list[str] = field(default_factory=list)
+    """Keys of `info` whose numbers at the end of an episode are recorded, in addition to `is_success`."""
 
     def to_record(self) -> EnvRecord:
         return cast("EnvRecord", dataclasses.asdict(self))

@@ -49,10 +49,10 @@ class VectorEnv:
         observations: np.ndarray = self._env.reset(**self._options)[0]
         return observations
 
-    def step(self, actions: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies. Returns observations (width, ...), rewards, terminated and truncated (width,)."""
+    def step(self, actions: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Step all copies. Returns observations (width, ...), rewards, terminated, truncated (width,), and info."""
         found = self._env.step(np.asarray(actions, self.action_space.dtype))
-        return found[0], found[1], found[2], found[3]
+        return found[0], found[1], found[2], found[3], found[4]
 
     def close(self) -> None:
         self._env.close()

@@ -12,13 +12,15 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
-import gymnasium
 import numpy as np
 
 from shoal.base.arrays import Array
 from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
 
 
 @dataclass(frozen=True)
@@ -138,11 +140,12 @@ class Bins(Categorical):
 
     def to_env(self, actions: np.ndarray) -> list[Any]:
         """Convert actions (width, ...) to the arguments of `env.step`, one per slot."""
-        numbers = self._values[np.arange(len(self.choices)), actions]
+        numbers = self.values[np.arange(len(self.choices)), actions]
         return list(numbers.reshape(-1, *self.shape))
 
     @functools.cached_property
-    def _values(self) -> np.ndarray:
+    def values(self) -> np.ndarray:
+        """The values (components, choices) that the environment gets, in its dtype."""
         values = np.linspace(self.low, self.high, self.choices[0], axis=-1)
         return values.astype(self.dtype)
 
@@ -188,7 +191,7 @@ class Gaussian:
 
     def to_env(self, actions: np.ndarray) -> list[Any]:
         """Convert actions (width, ...) to the arguments of `env.step`, one per slot."""
-        low, high = self._bounds
+        low, high = self.bounds
         cut = np.minimum(np.maximum(actions, low), high)  # `clip` takes twice as long with cold caches
         if cut.dtype != self._dtype:
             cut = cut.astype(self._dtype)
@@ -199,7 +202,8 @@ class Gaussian:
         return np.dtype(self.dtype)
 
     @functools.cached_property
-    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper bounds (components,) float32."""
         return np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
 
     def log_prob(self, out: Array, actions: Array) -> Array:
@@ -262,7 +266,7 @@ class Point(Gaussian):
     def to_env(self, actions: np.ndarray) -> list[Any]:
         """Convert actions (width, ...) to the arguments of `env.step`, one per slot."""
         if self.scaled:
-            low, high = self._bounds
+            low, high = self.bounds
             actions = low + (high - low) * (0.5 * actions + 0.5)
         return super().to_env(actions)
 
@@ -278,7 +282,8 @@ class DistributionRecord(TypedDict):
 
 def distribution_for(space: gymnasium.Space[Any]) -> Distribution:
     """Choose the distribution for an action space; refuse unsupported spaces."""
-    spaces = gymnasium.spaces
+    from gymnasium import spaces  # here, because programs that only act with a policy do not need it
+
     if isinstance(space, spaces.Discrete):
         return Categorical((int(space.n),), (int(space.start),), scalar=True)
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:

@@ -5,26 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.errors import UsageError
-from shoal.policies.observations import Flattener
+from shoal.errors import MissingExtra, UsageError
 from shoal.policies.policy import SavedPolicy
+
+if TYPE_CHECKING:
+    from shoal.policies.export.torch_module import TorchPolicy
 
 
 class LoadedPolicy:
-    """A trained policy. Needs NumPy and Gymnasium's spaces, neither JAX nor the environment that it was trained in."""
+    """A trained policy. Needs NumPy alone or, for observations that are no arrays, Gymnasium's spaces."""
 
-    def __init__(self, saved: SavedPolicy) -> None:
+    def __init__(self, saved: SavedPolicy, source: Path | None = None) -> None:
         self.saved = saved
+        self._source = source
         self._policy, self._distribution = saved.policy, saved.policy.distribution
         weights = saved.weights.copy()
         if "epsilon" in weights:  # slots may explore at different rates; sampled actions use the lowest
             weights["epsilon"] = weights["epsilon"].min(keepdims=True)
         self._act = self._policy.actor(weights)
-        self._flattener = None if self._policy.flattened is None else Flattener.from_record(self._policy.flattened)
+        self._flattener = None
+        if self._policy.flattened is not None:
+            from shoal.policies.observations import Flattener
+
+            self._flattener = Flattener.from_record(self._policy.flattened)
         self._shape, self._dtype = self._policy.observation_shape, np.dtype(self._policy.observation_dtype)
         self._memory = np.zeros((1, self._policy.remembered), np.float32)
         self._began = False
@@ -32,7 +39,7 @@ class LoadedPolicy:
     @staticmethod
     def load(path: Path) -> LoadedPolicy:
         """Read a policy file. Nothing that the file names is imported."""
-        return LoadedPolicy(SavedPolicy.load(path))
+        return LoadedPolicy(SavedPolicy.load(path), path)
 
     @property
     def env(self) -> Mapping[str, Any]:
@@ -74,6 +81,37 @@ class LoadedPolicy:
                 f"(n, {', '.join(map(str, self._shape))})"
             )
         return self._actions(observations, single, rng)
+
+    def export(self, path: str | Path) -> None:
+        """Write the policy for other programs, in the format that the suffix names.
+
+        `.safetensors` holds named layers as PyTorch has them (`layers.0.weight` (out, in), `log_std`) and metadata that
+        describe how to compute with them; a run's own `policy.safetensors` holds one flat vector that only Shoal reads.
+
+        `.onnx` holds a graph from raw `observation` (batch, *shape) to the greedy `action`, as `env.step` takes it, and
+        to `output`: logits, means or Q-values. Recurrent policies also have `memory` (batch, remembered), all zeros at
+        the start of an episode, and `new_memory`. Needs the extra `onnx`.
+
+        Dict, Tuple, Discrete and text observations have to be flattened before, as `gymnasium.spaces.utils.flatten`
+        does.
+        """
+        from shoal.policies.export.files import export
+
+        export(self.saved, Path(path), self._source)
+
+    def to_torch(self) -> TorchPolicy:
+        """Convert to a PyTorch module: `module(observations)` for logits, means or Q-values, `module.act` for actions.
+
+        Its `state_dict` has the names of an exported `.safetensors` file. Takes batches; other observations than arrays
+        have to be flattened first, as for `export`.
+        """
+        try:
+            from shoal.policies.export.torch_module import TorchPolicy
+        except ImportError as error:
+            if error.name is None or error.name.partition(".")[0] != "torch":
+                raise
+            raise MissingExtra("to_torch() needs PyTorch, which is not installed. Run: pip install torch") from None
+        return TorchPolicy(self.saved)
 
     def _actions(self, observations: np.ndarray, single: bool, rng: np.random.Generator | None) -> Any:
         width = len(observations)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 import safetensors.numpy
@@ -23,7 +23,15 @@ from shoal.errors import CheckpointFault
 from shoal.policies import actions
 from shoal.policies.actions import Distribution, DistributionRecord
 from shoal.policies.networks import MLP, Dueling, Recurrent
-from shoal.policies.observations import SpaceRecord
+
+if TYPE_CHECKING:
+    from shoal.policies.observations import SpaceRecord
+
+FORMAT = "shoal-policy-1"
+"""Marks the policy files of runs."""
+
+EXPORT_FORMAT = "shoal-export-1"
+"""Marks exported policies, which other programs read."""
 
 Actor = Callable[[np.ndarray, np.ndarray | None, np.ndarray], np.ndarray]
 """(observations (width, *shape), noise or None, memory (width, remembered)) -> actions (width, components)."""
@@ -237,7 +245,7 @@ class SavedPolicy:
     def to_bytes(self) -> bytes:
         """Serialise to the content of a policy file."""
         header = {
-            "format": "shoal-policy-1",
+            "format": FORMAT,
             "policy": json.dumps(self.policy.to_record()),
             "env": json.dumps(dict(self.env)),
         }
@@ -250,6 +258,8 @@ class SavedPolicy:
         try:
             with safe_open(path, framework="numpy") as file:
                 header = file.metadata() or {}
+                if header.get("format") == EXPORT_FORMAT:
+                    raise ValueError("it is an export for other programs. Load the run that it was exported from")
                 weights: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             return SavedPolicy(_read_policy(header["policy"]), weights, json.loads(header["env"]))
         except FileNotFoundError:

@@ -4,6 +4,7 @@ runs/trpo-CartPole-v1-0007/
   config.json         everything needed to repeat the run; versions; fingerprint
   metrics.jsonl       one line per iteration: the source of truth for tables, plots and trackers
   policy.safetensors  the newest policy with its observation statistics
+  best.safetensors    with --eval-every, the policy with the highest mean return in an evaluation
   checkpoints/000120/ state.safetensors, manifest.json (sizes, sha256), and the policy of that iteration
   lock                held by the process that trains the run
 """
@@ -82,6 +83,7 @@ class RunDir:
         self.config_file = path / CONFIG
         self.metrics_file = path / "metrics.jsonl"
         self.policy_file = path / POLICY
+        self.best_file = path / "best.safetensors"
         self.checkpoints = path / "checkpoints"
 
     @property

@@ -32,6 +32,7 @@ from shoal.engines.base import Engine
 from shoal.engines.proxy import EngineProxy, EngineServer
 from shoal.engines.wire import ErrorBody, Kind, Message
 from shoal.engines.worker import SocketChannel, describe_error, task_error
+from shoal.envs.make import EnvRecord, EnvSpec
 from shoal.errors import EngineError
 from shoal.learning import xla
 from shoal.policies.policy import Policy, PolicyRecord, SavedPolicy, Weights
@@ -50,6 +51,8 @@ class Assignment(TypedDict):
     """Fields of `Settings`."""
     config: dict[str, Any]
     """Fields of the algorithm's settings."""
+    env: EnvRecord
+    """The environment as the parent knows it: `__main__` would be another module in the child."""
     workers: int
     """Number of workers of the engine."""
     path: list[str]
@@ -90,6 +93,7 @@ class LearnerProcess:
             "algo": spec.algo,
             "settings": asdict(spec.settings),
             "config": asdict(config),
+            "env": spec.settings.env_spec.to_record(),
             "workers": engine.workers,
             "path": list(sys.path),
             "state": state,
@@ -232,7 +236,7 @@ def main() -> None:
     spec = RunSpec(given["algo"], settings, make_config(given["algo"], given["config"]))
     xla.start(settings.learner_threads or 1, settings.device)
     with EngineProxy(tasks, given["workers"]) as engine:
-        _Child(channel).learn(spec.steps(spec.config, engine, given["state"]))
+        _Child(channel).learn(spec.steps(spec.config, engine, given["state"], EnvSpec.from_record(given["env"])))
 
 
 if __name__ == "__main__":

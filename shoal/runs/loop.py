@@ -11,6 +11,7 @@ from shoal.algos.base import Step
 from shoal.base import signals
 from shoal.engines.base import Engine
 from shoal.errors import DiskFault
+from shoal.runs.evaluator import Evaluator
 from shoal.runs.folder import RunDir
 from shoal.runs.goal import Goal
 from shoal.runs.hints import resume_command
@@ -57,7 +58,9 @@ class Loop:
     ) -> None:
         self.run, self.settings, self.engine, self.pause = run, settings, engine, pause
         self.trackers, self.usage = trackers, usage
-        self.meter = Meter(engine, usage, run.metrics()[-1:])
+        rows = run.metrics()
+        self.meter = Meter(engine, usage, rows[-1:])
+        self.evaluator = Evaluator(engine, settings, run.best_file, rows)
         self.saved_at = self.meter.begun
         self.last: tuple[Step, MetricsRow] | None = None
         self.saved_iteration = 0
@@ -68,9 +71,10 @@ class Loop:
         self.saved_iteration = iteration
         try:
             for step in steps:
+                evaluation = self._evaluate(iteration + 1, step)  # a signal here saves the iteration before
                 with signals.held():
                     iteration += 1
-                    metrics = self.meter.row(iteration, step)
+                    metrics = self.meter.row(iteration, step, evaluation)
                     self.last = (step, metrics)
                     for tracker in self.trackers:
                         self._write(tracker, metrics)
@@ -89,6 +93,15 @@ class Loop:
                 error.add_note(f"saved iteration {self.saved_iteration}; continue with: {resume_command(self.run)}")
             raise
         raise AssertionError("the steps of an algorithm never end")
+
+    def _evaluate(self, iteration: int, step: Step) -> dict[str, float]:
+        if not self.evaluator.due(step):
+            return {}
+        try:
+            with self.meter.excluded():
+                return self.evaluator.metrics(step)
+        except OSError as error:
+            raise DiskFault(self._cannot("best policy", iteration, error)) from None
 
     def _write(self, tracker: Tracker, metrics: MetricsRow) -> None:
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from shoal.algos.base import Step
@@ -24,8 +25,16 @@ class Meter:
         self._busy_before = engine.telemetry().busy_seconds
         self._first = True
 
-    def row(self, iteration: int, step: Step) -> MetricsRow:
-        """Complete the metrics of a step."""
+    @contextlib.contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Leave a block out of what limits the run: its tasks are not those of an iteration."""
+        begun, busy = time.monotonic(), self._engine.telemetry().busy_seconds
+        yield
+        self._marked_at += time.monotonic() - begun
+        self._busy_before += self._engine.telemetry().busy_seconds - busy
+
+    def row(self, iteration: int, step: Step, evaluation: Mapping[str, float]) -> MetricsRow:
+        """Complete the metrics of a step; `evaluation` holds those of an evaluation after it, if there was one."""
         now, telemetry = time.monotonic(), self._engine.telemetry()
         steps = step.metrics["time/total_timesteps"] - self._steps_before
         wall = max(now - self._marked_at, 1e-9)
@@ -41,6 +50,7 @@ class Meter:
         row = {
             "iteration": iteration,
             **step.metrics,
+            **evaluation,
             "time/fps": steps / max(now - self.begun, 1e-9),
             "time/time_elapsed": self._seconds_before + now - self.begun,
             "time/idle_share": min(max(idle, 0.0), 1.0),

@@ -19,6 +19,8 @@ from shoal.envs.wrappers import users_modules, wrapper_problems
 from shoal.runs.folder import name_problems
 from shoal.runs.goal import Goal
 
+_METRICS = ("episodes", "ep_rew_mean", "ep_len_mean", "success_rate", "mean_reward", "std_reward", "mean_ep_length")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -55,6 +57,14 @@ class Settings:
     """Step each lane as one native vector environment: EnvPool's, or the one that the environment registers with
     Gymnasium. A different implementation, so a different result, but the same on every engine
     (default: single environments)."""
+    eval_every: int = 0
+    """Evaluate the policy greedily each time this many environment steps have passed (0: never): writes
+    eval/mean_reward and keeps the best policy in best.safetensors. Does not change what is learned."""
+    eval_episodes: int = 20
+    """Episodes of each of these evaluations, the same ones every time."""
+    info_keys: tuple[str, ...] = ()
+    """Keys of `info` whose numbers at the end of episodes become metrics, such as rollout/KEY, in addition to
+    is_success, which becomes rollout/success_rate (default: none)."""
     runs: str = "runs"
     """Folder of all runs."""
     name: str | None = None
@@ -92,10 +102,10 @@ class Settings:
             self,
             at_least_one=(
                 "steps", "iterations", "max_episode_steps", "step_limit", "checkpoint_every", "keep_checkpoints",
-                "learner_threads",
+                "learner_threads", "eval_episodes",
             ),
             above_zero=("checkpoint_seconds", "task_timeout"),
-            not_negative=("recreate_after", "restarts"),
+            not_negative=("recreate_after", "restarts", "eval_every"),
         )  # fmt: skip
         found += [problem for text in self.wrap for problem in wrapper_problems(text)]
         if self.vector and self.wrap:
@@ -108,6 +118,9 @@ class Settings:
             )
         if self.device not in ("cpu", "gpu"):
             found.append(f"device must be cpu or gpu, not {self.device}")
+        taken = [key for key in self.info_keys if key in _METRICS]
+        if taken:
+            found.append(f"info_keys must not contain {', '.join(taken)}: metrics have these names already")
         if self.vector and self.recreate_after:
             found.append("recreate_after cannot be combined with vector: vector lanes are re-created regularly anyway")
         if not 0 <= self.seed <= MAX_SEED:
@@ -130,6 +143,7 @@ class Settings:
             self.vector,
             list(self.wrap),
             {} if self.allow_mixed else {name: digest(user_code.load(name)) for name in self.users_modules},
+            list(self.info_keys),
         )
 
     @property

@@ -16,6 +16,7 @@ from shoal.base.trees import Tree
 from shoal.engines import user_code
 from shoal.engines.base import Engine
 from shoal.engines.fingerprint import code_digest, fingerprint
+from shoal.envs.make import EnvSpec
 from shoal.envs.wrappers import users_modules
 from shoal.errors import UsageError
 from shoal.learning import xla
@@ -71,12 +72,19 @@ class RunSpec:
                 f"iterations of whole episodes take is not known in advance: use --steps N instead of --iterations, or "
                 f"constant schedules"
             )
+        if self.settings.eval_every and self.config.score_episodes:
+            problems.append(
+                f"{self.algo} evaluates its policy in every iteration already, as eval/mean_reward: add "
+                f"--score-episodes 0 to evaluate by --eval-every instead"
+            )
         return problems
 
-    def steps(self, config: AlgorithmConfig, engine: Engine, state: Tree | None = None) -> Iterator[Step]:
-        """Begin to learn on an engine, from the start or from a state."""
+    def steps(
+        self, config: AlgorithmConfig, engine: Engine, state: Tree | None = None, env: EnvSpec | None = None
+    ) -> Iterator[Step]:
+        """Begin to learn on an engine, from the start or from a state; `env` is that of the settings by default."""
         settings, algorithm = self.settings, algos.load(self.algo)
-        steps = algorithm.train(config, settings.env_spec, engine, settings.seed, self.schedule_end, state)
+        steps = algorithm.train(config, env or settings.env_spec, engine, settings.seed, self.schedule_end, state)
         return steps if algos.is_builtin(self.algo) else checked(steps, algos.short_name(self.algo))
 
     @property
@@ -110,7 +118,7 @@ class RunSpec:
 
 def start_from(config: AlgorithmConfig, path: Path) -> AlgorithmConfig:
     """Start from the policy at this path, if the run starts from a policy at all."""
-    return config if config.start is None else replace(config, start=str(path))  # type: ignore[call-arg]
+    return config if config.start is None else replace(config, start=str(path))
 
 
 def located(config: AlgorithmConfig, root: Path) -> AlgorithmConfig:
@@ -120,7 +128,7 @@ def located(config: AlgorithmConfig, root: Path) -> AlgorithmConfig:
 
 def make_config(algo: str, values: Mapping[str, Any]) -> AlgorithmConfig:
     """Build the settings of an algorithm from JSON, which has lists for tuples."""
-    made = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    made: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return algos.load(algo).Config(**made)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,8 +32,8 @@ class StepObserver(Protocol):
     def step(self, observations: np.ndarray, actions: np.ndarray, rewards: list[float]) -> None:
         """Take in one step of all slots."""
 
-    def end(self, time: int, slot: int, terminated: bool) -> None:
-        """Take in the end of an episode, whose last step was at this time."""
+    def end(self, time: int, slot: int, terminated: bool, info: Mapping[str, Any]) -> None:
+        """Take in the end of an episode, whose last step was at this time and returned this `info`."""
 
 
 class IdleEnvs:
@@ -146,13 +146,13 @@ class Lane(Slots):
             self.clock = clock = self.clock + 1
             rows: list[Any] = []
             rewards: list[float] = []
-            ended: list[tuple[int, bool]] = []
+            ended: list[tuple[int, bool, Mapping[str, Any]]] = []
             try:
                 for (step, due), action in zip(ways, env_actions, strict=True):
-                    observation, reward, terminated, truncated, _ = step(action)
+                    observation, reward, terminated, truncated, info = step(action)
                     rewards.append(float(reward))
                     if terminated or truncated or clock == due:
-                        ended.append((len(rows), bool(terminated)))
+                        ended.append((len(rows), bool(terminated), info))
                     rows.append(observation)
                 self.observations = self._stacked(rows)
             except Exception as error:
@@ -160,8 +160,8 @@ class Lane(Slots):
             observer.step(acted_on, actions, rewards)
             time += 1
             self.taken += playing
-            for slot, terminated in ended:
-                observer.end(time - 1, slot, terminated)
+            for slot, terminated, info in ended:
+                observer.end(time - 1, slot, terminated, info)
                 episode = following(slot)
                 if episode is None:
                     playing -= 1

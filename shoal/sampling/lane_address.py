@@ -16,7 +16,7 @@ class LaneAddress(TypedDict):
     seed: int
     """Seed of the run."""
     purpose: str
-    """Purpose of the episode seeds: "episode", "evaluate" or "fitness"."""
+    """Purpose of the episode seeds: "episode", "evaluate", "eval-in-training" or "fitness"."""
     lane: int
     width: int
     env: EnvRecord

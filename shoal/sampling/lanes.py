@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from shoal.policies.policy import Policy
 from shoal.sampling import tasks
 from shoal.sampling.lane_address import LaneAddress, Ledger, LedgerEntry
 from shoal.sampling.record import LaneRecord
+from shoal.sampling.scores import Infos
 from shoal.sampling.vector_lane import LIFE
 
 
@@ -71,6 +72,8 @@ class LanesState(TypedDict):
 
     rounds: int
     lanes: dict[str, Ledger]
+    infos: NotRequired[dict[str, np.ndarray]]
+    """`Infos`, if the environment reports any."""
 
 
 class Lanes:
@@ -97,6 +100,7 @@ class Lanes:
         self._policy = policy.to_record()
         self._vector = env.vector is not None
         self._rounds = 0
+        self._infos = Infos()
         self._ledger = [[_Slot(0) for _ in range(width)] for _ in range(count)]
         if state is not None:
             self._restore(state)
@@ -134,7 +138,9 @@ class Lanes:
             if self._vector:
                 self._renew(lane)
         self._rounds += 1
-        return [records[lane] for lane in range(self.count)]
+        ordered = [records[lane] for lane in range(self.count)]
+        self._infos.add(ordered)
+        return ordered
 
     def episodes(self, weights: Shared, steps: int) -> list[LaneRecord]:
         """Play whole episodes with at least `steps` steps in total; return records in lane order."""
@@ -145,19 +151,29 @@ class Lanes:
         self._rounds += 1
         records = self.engine.map(tasks.episodes, addresses, self._policy, weights, budget)
         self.sampled = Span(begun, time.perf_counter())
+        self._infos.add(records)
         return records
+
+    def metrics(self) -> dict[str, float]:
+        """Report what the environment says in `info` about recent episodes."""
+        return self._infos.metrics()
 
     def state(self) -> Callable[[], LanesState]:
         """Return a function that assembles the ledger as of now. Making the function is cheap; calling it is not."""
-        rounds = self._rounds
+        rounds, infos = self._rounds, self._infos.state()
         slots = [[(slot.episode, list(slot.pieces)) for slot in lane] for lane in self._ledger]
-        return lambda: {
-            "rounds": rounds,
-            "lanes": {
-                str(lane): {str(i): self._entry(*slot) for i, slot in enumerate(entries)}
-                for lane, entries in enumerate(slots)
-            },
-        }
+
+        def assemble() -> LanesState:
+            state: LanesState = {
+                "rounds": rounds,
+                "lanes": {
+                    str(lane): {str(i): self._entry(*slot) for i, slot in enumerate(entries)}
+                    for lane, entries in enumerate(slots)
+                },
+            }
+            return state | {"infos": infos} if infos else state
+
+        return assemble
 
     def _address(self, lane: int) -> LaneAddress:
         return {"seed": self._seed, "purpose": "episode", "lane": lane, "width": self.width, "env": self._env}
@@ -200,6 +216,7 @@ class Lanes:
 
     def _restore(self, state: LanesState) -> None:
         self._rounds = state["rounds"]
+        self._infos = Infos(state.get("infos"))
         for lane, slots in enumerate(self._ledger):
             for number, slot in enumerate(slots):
                 entry = state["lanes"][str(lane)][str(number)]

@@ -174,7 +174,7 @@ class Tally:
         if len(self._observations) == NOISE_STEPS:
             self._look()
 
-    def end(self, time: int, slot: int, terminated: bool) -> None:
+    def end(self, time: int, slot: int, terminated: bool, info: object) -> None:
         """Add an episode to the scores of its member."""
         lane = self.lane
         member, number, begun = lane.turns[lane.episodes[slot]]

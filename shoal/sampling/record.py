@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from shoal.base.moments import Moments, MomentsRecord
 from shoal.errors import EnvironmentFault
 from shoal.policies.policy import Policy
 from shoal.sampling.slots import Slots
+
+SUCCESS = "is_success"
+"""The key of `info` by which environments with a goal report whether it was reached."""
 
 
 class EpisodeScores(TypedDict):
@@ -23,6 +27,8 @@ class EpisodeScores(TypedDict):
     """(K,) float64: return of each episode that ended."""
     lengths: np.ndarray
     """(K,) int64."""
+    infos: NotRequired[dict[str, np.ndarray]]
+    """Key of `info` -> (K,) float64: its number at the end of each episode, NaN where `info` lacked the key."""
 
 
 class LaneRecord(EpisodeScores):
@@ -55,6 +61,7 @@ class LaneRecorder:
 
     def __init__(self, lane: Slots) -> None:
         self.lane = lane
+        self.keys = (SUCCESS, *lane.spec.info_keys)
         self.clock = lane.clock  # when this record begins
         self.begun_at = [
             (episode, lane.clock - begun) for episode, begun in zip(lane.episodes, lane.begun, strict=True)
@@ -69,6 +76,7 @@ class LaneRecorder:
         self.lengths: list[int] = []
         self.episodes: list[int] = []
         self.skipped: list[tuple[int, int]] = []
+        self.infos: list[dict[str, float]] = []
 
     def step(self, observations: np.ndarray, actions: np.ndarray, rewards: list[float]) -> None:
         """Add one step of all slots."""
@@ -76,7 +84,7 @@ class LaneRecorder:
         self.actions.append(actions)
         self.rewards.append(rewards)
 
-    def end(self, time: int, slot: int, terminated: bool) -> None:
+    def end(self, time: int, slot: int, terminated: bool, info: Mapping[str, Any]) -> None:
         """Add the end of an episode, before the next one begins in its slot."""
         lane = self.lane
         self.ends.append((time, slot))
@@ -85,6 +93,17 @@ class LaneRecorder:
         self.returns.append(self._return(slot))
         self.lengths.append(lane.clock - lane.begun[slot])
         self.episodes.append(lane.episodes[slot])
+        self.infos.append({key: self._number(slot, key, info[key]) for key in self.keys if key in info})
+
+    def _number(self, slot: int, key: str, value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            lane = self.lane
+            where = lane.where(slot, lane.episodes[slot], lane.clock - lane.begun[slot] - 1)
+            raise EnvironmentFault(
+                f"info[{key!r}] is {str(value)[:80]!r} at the end of an episode, and a metric needs a number: {where}"
+            ) from None
 
     def _return(self, slot: int) -> float:
         """Sum a slot's rewards since its episode began, in order of time wherever tasks were cut."""
@@ -120,6 +139,9 @@ class LaneRecorder:
             "episodes": np.array(self.episodes, np.int64),
             "skipped": np.array(self.skipped, np.int32).reshape(-1, 2),
         }
+        known = dict.fromkeys(key for info in self.infos for key in info)
+        if known:
+            record["infos"] = {key: np.array([info.get(key, np.nan) for info in self.infos]) for key in known}
         self._check_finite("final observation", record["finals"])
         if policy.normalise:
             acted_on = policy.flatten(observations[:-1])

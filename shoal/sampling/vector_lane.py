@@ -8,6 +8,7 @@ that moment are cut off, which the learner treats as a truncation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class VectorLane(Slots):
         self.episodes = [0] * self.width
         self.over = np.zeros(self.width, bool)
         for actions in np.stack([ledger[str(slot)]["actions"] for slot in range(self.width)], axis=1):
-            rewards, _, _ = self._advance(distribution, actions)
+            rewards, *_ = self._advance(distribution, actions)
             self.returns = [total + reward for total, reward in zip(self.returns, rewards, strict=True)]
 
     def play(
@@ -54,18 +55,22 @@ class VectorLane(Slots):
                 noise = distribution.noise(rng, chunk, self.width)
             acted_on = self.observations
             actions = act(acted_on, noise[time % chunk], self.memory)
-            rewards, reset, terminated = self._advance(distribution, actions)
+            rewards, reset, terminated, info = self._advance(distribution, actions)
             recorder.step(acted_on, actions, rewards)
             recorder.skipped += [(time, slot) for slot in reset]
             for slot in np.flatnonzero(self.over).tolist():
-                recorder.end(time, slot, bool(terminated[slot]))
+                recorder.end(
+                    time, slot, bool(terminated[slot]), {key: info[key][slot] for key in recorder.keys if key in info}
+                )
         return steps
 
-    def _advance(self, distribution: Distribution, actions: np.ndarray) -> tuple[list[float], list[int], np.ndarray]:
-        """Step all slots once: rewards, the slots that spent the step on a reset, and which episodes terminated."""
+    def _advance(
+        self, distribution: Distribution, actions: np.ndarray
+    ) -> tuple[list[float], list[int], np.ndarray, dict[str, Any]]:
+        """Step all slots once: rewards, slots that spent the step on a reset, which episodes terminated, and info."""
         reset: list[int] = np.flatnonzero(self.over).tolist()
         try:
-            observations, rewards, terminated, truncated = self.env.step(distribution.to_env(actions))
+            observations, rewards, terminated, truncated, info = self.env.step(distribution.to_env(actions))
         except Exception as error:
             raise self.fault(0, error) from error
         self.clock += 1
@@ -75,7 +80,7 @@ class VectorLane(Slots):
         for slot in reset:
             self.episodes[slot] += 1
             self.begun[slot], self.returns[slot], paid[slot] = self.clock, 0.0, 0.0
-        return paid, reset, terminated
+        return paid, reset, terminated, info
 
     def _kept(self, observations: np.ndarray) -> np.ndarray:
         return np.array(observations, self.observations.dtype).reshape(self.observations.shape)

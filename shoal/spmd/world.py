@@ -22,6 +22,7 @@ from typing import Any
 
 from shoal.errors import MissingExtra, RanksDiffer, UsageError
 from shoal.spmd.launching import INSTALL, launched_rank
+from shoal.spmd.sharing import OwnGpus
 
 TIMEOUT = "SHOAL_SPMD_TIMEOUT"
 EXIT_DIFFERENT = 2  # the ranks make different calls
@@ -87,7 +88,7 @@ class World:
         self._wait(self.comm.Iallgather([mine, self.mpi.BYTE], [table, self.mpi.BYTE]), call)
         if bytes(table) == mine * self.size and not problem:
             return [what]
-        texts = self._exchange(text)
+        texts = self.exchange(text)
         calls, problems, whats = zip(*(one.split("\n", 2) for one in texts), strict=True)
         if len(set(calls)) > 1:
             self._end_of_differing(list(calls))
@@ -95,8 +96,8 @@ class World:
             raise RanksDiffer([f"{call}: rank {r}: {one}" for r, one in enumerate(problems) if one])
         return list(whats)
 
-    def _exchange(self, text: bytes) -> list[str]:
-        # Called only after all ranks took part in the same exchange and it failed, so none can be missing here.
+    def exchange(self, text: bytes) -> list[str]:
+        """Return the texts of all ranks. Without a time limit: only after a call that all ranks have made."""
         length, lengths = bytearray(struct.pack("=i", len(text))), bytearray(4 * self.size)
         self.comm.Allgather([length, self.mpi.BYTE], [lengths, self.mpi.BYTE])
         counts = list(struct.unpack(f"={self.size}i", lengths))
@@ -182,6 +183,8 @@ def world() -> World:
     started = launched_rank(os.environ)
     if started is None or started.size == 1:
         return World()
+    gpus = OwnGpus.of_this_process()
+    gpus.choose_before_mpi()
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -199,6 +202,7 @@ def world() -> World:
         return World()
     one = World(MPI, _timeout())
     sys.excepthook = one.raised
+    gpus.choose(one.rank, one.exchange)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Through mpirun's pipes, output would arrive late and in blocks, and be lost if the rank is killed.
         sys.stdout.reconfigure(line_buffering=True)

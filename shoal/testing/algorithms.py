@@ -5,9 +5,9 @@ from shoal.testing.algorithms import AlgorithmContract
 class TestPPO(AlgorithmContract):
     algorithm = ppo                                     # the module: `Config` and `train`
     config = ppo.Config(batch_steps=256, hidden=(16,))  # small: every test but learning uses it
-    learner = ppo.Config(lr=3e-3, hidden=(16,))         # learns the identity in `iterations`
-    iterations = 30
-    invalid = {"lr": -1.0, "gamma": 2.0}                # each of these settings must be refused
+    learner = ppo.Config(lr=3e-3, hidden=(16,))         # learns the identity in `iterations` (default: `config`)
+    iterations = 30                                     # (default: 120)
+    invalid = {"lr": -1.0, "gamma": 2.0}                # each of these settings must be refused (default: none)
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from shoal import engines
@@ -32,6 +33,7 @@ from shoal.errors import EnvironmentFault
 from shoal.learning import xla
 from shoal.policies.policy import SavedPolicy
 from shoal.runs.folder import RunDir
+from shoal.sampling.evaluation import evaluate_policy
 from shoal.testing import environments
 
 IDENTITY, DRIFT, NOT_FINITE = (
@@ -46,11 +48,15 @@ class AlgorithmContract:
     algorithm: ClassVar[Algorithm]
     config: ClassVar[AlgorithmConfig]
     learner: ClassVar[AlgorithmConfig]
-    iterations: ClassVar[int]
+    iterations: ClassVar[int] = 120
     """Iterations after which `learner` has learned the identity."""
     threshold: ClassVar[float] = 0.94 * environments.OPTIMUM
     """Mean return that counts as learned."""
-    invalid: ClassVar[Mapping[str, object]]
+    invalid: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "learner"):
+            cls.learner = cls.config
 
     @pytest.fixture(autouse=True)
     def _learner_threads(self) -> None:
@@ -68,13 +74,21 @@ class AlgorithmContract:
             steps = self.steps(made, self.config, EnvSpec(DRIFT), seed)
             return [digest(next(steps).learned) for _ in range(count)]
 
-    def test_learns_the_identity(self) -> None:
+    def test_learns_the_identity_and_starts_from_what_was_learned(self, tmp_path: Path) -> None:
         """Learning is tested by learning."""
         score = "eval/mean_reward" if self.learner.score_episodes else "rollout/ep_rew_mean"
         with engines.make("serial") as engine:
             steps = self.steps(engine, self.learner, EnvSpec(IDENTITY))
-            scores = [next(steps).metrics.get(score, 0.0) for _ in range(self.iterations)]
-        assert scores[-1] > self.threshold > scores[0], "random actions reach 2, the best policy 8"
+            taken = [next(steps) for _ in range(self.iterations)]
+            scores = [step.metrics.get(score, 0.0) for step in taken]
+            assert scores[-1] > self.threshold > scores[0], "random actions reach 2, the best policy 8"
+            file = tmp_path / "learned.safetensors"
+            file.write_bytes(taken[-1].policy.to_bytes())
+            again = next(self.steps(engine, replace(self.learner, start=str(file)), EnvSpec(IDENTITY)))
+            assert evaluate_policy(engine, again.policy, 16).mean > 0.8 * self.threshold
+            learned, kept, new = (step.policy.weights["params"] for step in (taken[-1], again, taken[0]))
+            far, near = np.abs(new - learned).mean(), np.abs(kept - learned).mean()
+            assert near < far, "the setting `start` has no effect: see shoal.policies.start.first_weights"
 
     def test_same_seed_same_bits_on_any_number_of_workers(self) -> None:
         """The seed determines the result; the engine and the number of workers do not."""

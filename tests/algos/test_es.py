@@ -9,12 +9,12 @@ import pytest
 from shoal import engines
 from shoal.algos import es
 from shoal.base import seeding
-from shoal.commands.evaluate import evaluate_policy
 from shoal.envs.make import EnvSpec
 from shoal.errors import LearningFault, UsageError
 from shoal.policies.actions import Bins, Categorical, Gaussian, Point
 from shoal.policies.policy import Policy
 from shoal.sampling import noise_table
+from shoal.sampling.evaluation import evaluate_policy
 from tests.support.policies import saved_policy
 
 SMALL = {"population": 12, "tasks": 3, "width": 4, "table_size": 10_000, "score_episodes": 2}

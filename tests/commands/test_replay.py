@@ -25,7 +25,7 @@ from shoal.runs.folder import RunDir
 from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec
 from shoal.sampling import tasks
-from shoal.sampling.scores import Scores
+from shoal.sampling.scores import WINDOW
 from tests.support import toys
 from tests.support.lanes import WALK, head_side, policy_for
 
@@ -115,7 +115,7 @@ def test_every_episode_of_a_run_is_equal(algo: str, config: Any, settings: Any, 
     _, state = folder.load()
     assert len(found) == state["scores"]["episodes"]
     for own, name in (([e.total for e in found], "returns"), ([e.length for e in found], "lengths")):
-        np.testing.assert_array_equal(own[-Scores.WINDOW :], state["scores"][name])
+        np.testing.assert_array_equal(own[-WINDOW:], state["scores"][name])
     assert {True, False} == {episode.terminated for episode in found}
     if config.get("batch") == "episodes":
         assert unseen == [0, 0, 0, 0]

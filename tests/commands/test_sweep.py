@@ -353,7 +353,7 @@ def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.processes
 def test_paused_runs_have_the_bits_of_whole_ones(tmp_path: Path) -> None:
     asked = ["sweep", "ppo", WALK, *SMALL, "--lr-schedule=linear", "--steps=256", "--grid", "lr=1e-2"]
-    asked += ["--prune-every=100", "--eval-episodes=8", "--workers=1"]
+    asked += ["--prune-every=100", "--final-episodes=8", "--workers=1"]
     code, out, err = command(*asked, cwd=tmp_path)
     assert (code, err) == (0, "")
     assert "paused at 128 steps" in out
@@ -374,7 +374,7 @@ def test_paused_runs_have_the_bits_of_whole_ones(tmp_path: Path) -> None:
 
 LONG = ["sweep", "ppo", WALK, *SMALL[:-2], "--steps=1024"]
 LONG += ["--search", "lr=log:1e-5:1", "epochs=int:1:3", "minibatch=int:16:140"]
-LONG += ["--trials=9", "--trial-batch=6", "--prune-every=500", "--eval-episodes=8"]
+LONG += ["--trials=9", "--trial-batch=6", "--prune-every=500", "--final-episodes=8"]
 
 
 def outcome(cwd: Path) -> tuple[bytes, bytes]:
@@ -423,7 +423,7 @@ def test_workers_and_kills_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_from_python(tmp_path: Path) -> None:
     found = shoal.sweep(
-        "ppo", WALK, grid={"lr": [1e-3, 1e4], "epochs": [2]}, seeds=2, steps=256, eval_episodes=8, workers=2,
+        "ppo", WALK, grid={"lr": [1e-3, 1e4], "epochs": [2]}, seeds=2, steps=256, final_episodes=8, workers=2,
         runs=tmp_path, **SMALL_SETTINGS,
     )  # fmt: skip
     assert found.best is not None

@@ -194,7 +194,7 @@ class WorkersContract(Contract):
             assert engine.map(tasks.echo, range(5)) == list(range(5)), "the others are not harmed"
 
     def test_worker_that_is_stopped_is_replaced(self, tmp_path: Any) -> None:
-        with self.make(workers=1, lease=1.5) as engine:
+        with self.make(workers=1, lease=5.0) as engine:
             assert engine.submit(tasks.stop_once, str(tmp_path / "stopped")).result(60) == "survived"
 
     def test_task_that_hangs_is_run_again(self, tmp_path: Any) -> None:

@@ -20,6 +20,7 @@ INFRASTRUCTURE = {
     "engines/fingerprint.py",  # the digests themselves
     "engines/functions.py",  # finds tasks by name
     "engines/scheduler.py",  # which worker runs a task
+    "engines/user_code.py",  # finds and compares the user's modules
 }
 
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from shoal.base.trees import Tree, digest
-from shoal.commands import evaluate
 from shoal.engines.serial import SerialEngine
 from shoal.envs.make import EnvSpec
 from shoal.errors import UsageError
 from shoal.policies.policy import SavedPolicy
 from shoal.runs.settings import Settings
-from shoal.sampling import lanes
+from shoal.sampling import evaluation, lanes
 from shoal.sampling.batch import make_batch
 from shoal.sampling.scores import Scores
 from shoal.sampling.tasks import describe
@@ -96,7 +95,7 @@ def test_a_policy_is_played_outside_of_the_vector(tmp_path: Path) -> None:
     saved = SavedPolicy.load(tmp_path / "runs/mine/policy.safetensors")
     other = replace(saved, env=saved.env | {"id": "Pendulum-v1"})
     with SerialEngine() as engine, pytest.raises(UsageError, match=r"cannot be evaluated.* \[3\] <f4 and \(1,\)"):
-        evaluate.evaluate_policy(engine, other, 8)
+        evaluation.evaluate_policy(engine, other, 8)
 
 
 @pytest.mark.processes

@@ -1,7 +1,6 @@
 """Scripts under a real mpirun, as their users run them; and one process without MPI."""
 
 import difflib
-import importlib.util
 import os
 import re
 import shlex
@@ -18,13 +17,12 @@ from shoal.spmd.launching import LaunchedRank, launched_rank
 from shoal.spmd.world import _timeout
 from tests.spmd import checks
 from tests.support.docs import commands
+from tests.support.packages import TORCH, needs_torch
 
 pytestmark = pytest.mark.mpi
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/spmd"
-TORCH = importlib.util.find_spec("torch") is not None
-needs_torch = pytest.mark.skipif(not TORCH, reason="pip install torch==2.13.0")
 
 # No MPI, wherever Python looks for it.
 WITHOUT_MPI = "import sys; sys.modules['mpi4py'] = None\n"

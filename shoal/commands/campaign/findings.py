@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.commands.campaign.runs import PlannedRun
-from shoal.commands.evaluate import evaluate_policy
 from shoal.engines.base import Engine
 from shoal.policies.policy import SavedPolicy
 from shoal.reports import curves
 from shoal.reports.tables import interquartile_mean, markdown_table
 from shoal.runs.metrics import MetricsRow
+from shoal.sampling.evaluation import evaluate_policy
 
 POINTS = 120
 """Points of a curve in the plot."""

@@ -178,7 +178,7 @@ def make_report(sweep: Sweep, result: SweepResult, found: Sequence[Finding]) -> 
     table = tabulate(sweep, result.trials)
     finished = sum(trial.state == "finished" for trial in result.trials)
     note = (
-        f"Score: mean return of {options.eval_episodes} greedy episodes after training, mean over {options.seeds} "
+        f"Score: mean return of {options.final_episodes} greedy episodes after training, mean over {options.seeds} "
         f"seed(s)."
     )
     if options.prune_every is not None:

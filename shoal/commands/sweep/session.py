@@ -196,7 +196,7 @@ class SweepSession:
                 if (known["name"], known["digest"]) == (name, digest):
                     curve = findings.learning_curve(rows, run.spec.config.score_episodes)
                     return Finding(run, known["score"], curve), SeedResult(name, seed, known["score"], digest)
-        finding = findings.assess_run(run, self.engine, self.sweep.options.eval_episodes)
+        finding = findings.assess_run(run, self.engine, self.sweep.options.final_episodes)
         return finding, SeedResult(name, seed, finding.score, digest)
 
     def _fail(self, progress: _Progress, reason: str) -> None:

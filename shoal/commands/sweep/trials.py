@@ -39,7 +39,7 @@ class SweepOptions:
     (default: no pruning)."""
     trial_batch: int = 8
     """Trials that a search suggests together, and judges together. Changes the result, unlike the number of workers."""
-    eval_episodes: int = 100
+    final_episodes: int = 100
     """Greedy episodes with each final policy; their mean return is the run's score."""
     at_once: int | None = None
     """Number of runs that train at the same time, each in its own process (default: workers + 1)."""
@@ -47,7 +47,7 @@ class SweepOptions:
     def problems(self) -> list[str]:
         """Describe everything that is wrong with the values."""
         return validation.field_problems(
-            self, at_least_one=("trials", "seeds", "prune_every", "trial_batch", "eval_episodes")
+            self, at_least_one=("trials", "seeds", "prune_every", "trial_batch", "final_episodes")
         )
 
 
@@ -136,7 +136,7 @@ class Sweep:
             "seeds": options.seeds,
             "prune_every": options.prune_every,
             "trial_batch": options.trial_batch,
-            "eval_episodes": options.eval_episodes,
+            "final_episodes": options.final_episodes,
         }
         made: dict[str, Any] = json.loads(json.dumps({"search": space, **plain, "optuna": optuna.__version__}))
         return made

@@ -1,0 +1,1 @@
+"""Policies for other programs: safetensors with named layers, ONNX and PyTorch."""
