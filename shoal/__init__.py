@@ -18,24 +18,28 @@ __all__ = [
     "Run",
     "Shared",
     "ShoalError",
+    "SweepResult",
     "__version__",
     "engine",
     "errors",
     "iterate",
     "load",
     "open_run",
+    "sweep",
     "train",
 ]
 
 if TYPE_CHECKING:
     from shoal import errors
     from shoal.api import Iteration, Run, iterate, open_run, train
+    from shoal.commands.sweep.results import SweepResult
     from shoal.engines import make as engine
     from shoal.engines.base import Engine
     from shoal.engines.wire import Shared
     from shoal.errors import ShoalError
     from shoal.policies.loaded import LoadedPolicy
     from shoal.runs.load import load
+    from shoal.sweeping import sweep
 
 _HOMES = {
     "Engine": "shoal.engines.base:Engine",
@@ -44,11 +48,13 @@ _HOMES = {
     "Run": "shoal.api:Run",
     "Shared": "shoal.engines.wire:Shared",
     "ShoalError": "shoal.errors:ShoalError",
+    "SweepResult": "shoal.commands.sweep.results:SweepResult",
     "engine": "shoal.engines:make",
     "errors": "shoal.errors",
     "iterate": "shoal.api:iterate",
     "load": "shoal.runs.load:load",
     "open_run": "shoal.api:open_run",
+    "sweep": "shoal.sweeping:sweep",
     "train": "shoal.api:train",
 }
 """Public name -> where it is defined. Imported on first use: `import shoal` is part of every start of a worker."""

@@ -98,8 +98,8 @@ class Run:
         trackers: Sequence[Tracker] = (),
     ) -> Run:
         """Continue from the newest checkpoint, to a new goal if one is given, on any engine and number of workers."""
-        with _closing(trackers), _python_signals():
-            name, made = _engine(engine)
+        with _closing(trackers), python_signals():
+            name, made = split_engine(engine)
             changes = runs.resume_changes(steps, iterations, name, workers)
             settings = Settings(**self._folder.record()["settings"] | changes)
             if made is None and mpirun.is_needed(settings.engine):
@@ -153,8 +153,8 @@ def train(
     train ALGO --help` lists them. Nothing is printed unless `progress` is true. Each tracker's `write(metrics)` is
     called after every iteration, and its `close()` at the end, even after an error.
     """
-    with _closing(trackers), _python_signals():
-        name, made = _engine(engine)
+    with _closing(trackers), python_signals():
+        name, made = split_engine(engine)
         spec = make_spec(algo, env, settings | ({} if name is None else {"engine": name}), preset)
         if made is None and mpirun.is_needed(spec.settings.engine):
             _refuse_trackers(trackers)
@@ -174,7 +174,7 @@ def iterate(
 
     Takes the settings of `train`, and gives the same digests.
     """
-    name, made = _engine(engine)
+    name, made = split_engine(engine)
     spec = make_spec(algo, env, settings | ({} if name is None else {"engine": name}), preset)
     problems = spec.problems()
     if spec.config.start is not None:
@@ -211,7 +211,7 @@ def open_run(name: str | Path, *, runs: str | Path = "runs", allow: Sequence[str
     return Run(RunDir.find(Path(runs), str(name)), allow)
 
 
-def _engine(engine: str | Engine | None) -> tuple[str | None, Engine | None]:
+def split_engine(engine: str | Engine | None) -> tuple[str | None, Engine | None]:
     """Split what the caller passed into an engine's name and an engine that is made already."""
     if engine is None or isinstance(engine, str):
         return engine, None
@@ -233,7 +233,7 @@ def _closing(trackers: Sequence[Tracker]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _python_signals() -> Iterator[None]:
+def python_signals() -> Iterator[None]:
     """Let a stop signal end a run as Python programs expect: Ctrl-C as KeyboardInterrupt, others as an exit."""
     try:
         yield

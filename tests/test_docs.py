@@ -36,15 +36,9 @@ def run_all(lines: list[str], tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_commands(tmp_path: Path) -> None:
-    pages = (
-        "README",
-        "docs/runs",
-        "docs/compare",
-        "docs/environments",
-        "docs/algorithms",
-        "docs/es",
-    )  # the later use runs of the first
-    found = [line for page in pages for line in commands(ROOT / f"{page}.md")]
+    names = ("runs", "compare", "sweep", "environments", "algorithms", "es")
+    pages = [ROOT / "README.md", *[ROOT / f"docs/{name}.md" for name in names]]  # later pages use runs of the first
+    found = [line for page in pages for line in commands(page)]
     assert len(found) >= 9
     for path, content in files(ROOT / "docs/runs.md").items():
         (tmp_path / path).parent.mkdir(exist_ok=True)

@@ -32,6 +32,8 @@ shoal: distributed reinforcement learning, with the same result on any number of
   shoal replay trpo-CartPole-v1-0001 --iteration 9 --episode 0
                                                    play one episode of a run again, and check it
   shoal compare CartPole-v1 --algos ppo trpo dqn   compare algorithms over several seeds: a table and a plot
+  shoal sweep ppo CartPole-v1 --grid lr=1e-3,3e-4 epochs=5,10 --seeds 3
+                                                   try settings, or let Optuna search for them: a table and a plot
   shoal runs                                       list runs
   shoal presets                                    list tuned settings for known environments
   shoal optimizers                                 list Nevergrad's optimizers by family
@@ -51,6 +53,7 @@ COMMANDS = {
     "train": "train:train",
     "resume": "train:resume",
     "compare": "compare:compare",
+    "sweep": "sweep:sweep",
     "verify": "verify:verify",
     "evaluate": "evaluate:evaluate",
     "replay": "replay:replay",
@@ -94,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _serve_if_rank(words: list[str]) -> None:
     """Serve as a worker, if this is a rank other than 0 under mpirun, until rank 0 ends; rank 0 runs the command."""
-    if words[:1] not in (["train"], ["resume"], ["evaluate"], ["compare"]):
+    if words[:1] not in (["train"], ["resume"], ["evaluate"], ["compare"], ["sweep"]):
         return
     from shoal.spmd.launching import launched_rank
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import functools
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from shoal.base import signals
 from shoal.cli.console import console, say
@@ -15,18 +13,19 @@ from shoal.cli.parsing import parse
 from shoal.errors import Stopped
 
 if TYPE_CHECKING:
-    from shoal.commands.compare.plan import ComparedRun, Comparison
+    from shoal.commands.campaign.runs import PlannedRun
+    from shoal.commands.compare.plan import Comparison
 
 
 def compare(words: list[str]) -> int:
     """Train all runs and print their results; the exit code is 1 if a run failed."""
-    from shoal.commands.compare import session
+    from shoal.commands.campaign.heads import refuse_mpi_outside_a_job
     from shoal.commands.compare.plan import Comparison, plan_runs
 
     wanted = parse(Comparison, words, "compare")
     out = console()
     planned = plan_runs(wanted)
-    session.refuse_mpi_outside_a_job(wanted)
+    refuse_mpi_outside_a_job("compare", wanted.engine, wanted.workers)
     try:
         with signals.listening():
             return _compare(out, wanted, planned)
@@ -35,10 +34,12 @@ def compare(words: list[str]) -> int:
         return 128 + stop.number
 
 
-def _compare(out: Console, wanted: Comparison, planned: list[ComparedRun]) -> int:
+def _compare(out: Console, wanted: Comparison, planned: list[PlannedRun]) -> int:
+    from shoal.commands.campaign.progress import ProgressPrinter
     from shoal.commands.compare import session
 
-    with _ProgressPrinter(out, wanted, planned) as printer:
+    header = functools.partial(_header, wanted, planned)
+    with ProgressPrinter(out, header, len(planned), sum(run.finished for run in planned)) as printer:
         result = session.train_and_score(wanted, planned, printer)
     if not result.findings:
         say(out, "All runs failed. Fix the errors above and run the same command again")
@@ -55,70 +56,13 @@ def _compare(out: Console, wanted: Comparison, planned: list[ComparedRun]) -> in
     return 1 if result.failures else 0
 
 
-class _ProgressPrinter:
-    """Shows a live line for each run on a terminal, and prints a line when a run ends."""
+def _header(wanted: Comparison, planned: list[PlannedRun], at_once: int, workers: int) -> str:
+    from shoal.commands.compare.plan import tuning_warning
 
-    def __init__(self, out: Console, wanted: Comparison, planned: list[ComparedRun]) -> None:
-        self._out, self._wanted, self._planned = out, wanted, planned
-        self._done = sum(run.finished for run in planned)
-        self._lock = threading.Lock()
-        self._begun: dict[ComparedRun, float] = {}
-        self._tasks: dict[ComparedRun, TaskID] = {}
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[numbers]}"),
-            console=out,
-            disable=not out.is_terminal or out.is_dumb_terminal,
-            transient=True,
-        )
-
-    def __enter__(self) -> _ProgressPrinter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def started(self, at_once: int, workers: int) -> None:
-        from shoal.commands.compare.plan import tuning_warning
-
-        settings = self._planned[0].spec.settings
-        say(
-            self._out,
-            f"{len(self._planned)} runs of {settings.steps:,} steps on {settings.env}, {at_once} at once on {workers} "
-            f"worker(s); in {self._wanted.folder}",
-        )
-        if warning := tuning_warning(self._planned):
-            say(self._out, warning)
-        self._progress.start()
-        if self._done:
-            say(self._out, f"{self._done} of {len(self._planned)} are done already")
-
-    def began(self, run: ComparedRun) -> None:
-        with self._lock:
-            self._begun[run] = time.monotonic()
-            self._tasks[run] = self._progress.add_task(str(run), total=run.spec.settings.steps, numbers="starting")
-
-    def progress(self, run: ComparedRun, steps: int, score: float | None) -> None:
-        numbers = f"{steps:,} steps" + ("" if score is None else f", return {score:.1f}")
-        self._progress.update(self._tasks[run], completed=steps, numbers=numbers)
-
-    def printed(self, run: ComparedRun, text: str) -> None:
-        say(self._out, f"{run}: {text}")
-
-    def ended(self, run: ComparedRun, failure: str) -> None:
-        with self._lock:
-            self._done += not failure
-            self._progress.remove_task(self._tasks.pop(run))
-            seconds = time.monotonic() - self._begun[run]
-            if failure:
-                say(self._out, f"{run} failed after {seconds:.1f} s: {failure}")
-                return
-            last = run.folder.metrics()[-1]
-            score = last.get("rollout/ep_rew_mean")
-            say(
-                self._out,
-                f"{run}: {last['time/total_timesteps']:,} steps in {seconds:.1f} s"
-                + ("" if score is None else f", return {score:.1f}")
-                + f"; digest {last['digest']} ({self._done} of {len(self._planned)})",
-            )
+    settings = planned[0].spec.settings
+    line = (
+        f"{len(planned)} runs of {settings.steps:,} steps on {settings.env}, {at_once} at once on {workers} "
+        f"worker(s); in {wanted.folder}"
+    )
+    warning = tuning_warning(planned)
+    return f"{line}\n{warning}" if warning else line

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
@@ -114,8 +114,11 @@ def parse_spec(command: str, words: list[str]) -> RunSpec:
     return parse_spec_and(_NoArgs, command, words)[0]
 
 
-def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunSpec, T]:
-    """Parse the settings of a run, as `parse_spec`, and further arguments of the command."""
+def parse_spec_and(extra: type[T], command: str, words: list[str], example: str = "--seed 1") -> tuple[RunSpec, T]:
+    """Parse the settings of a run, as `parse_spec`, and further arguments of the command.
+
+    `example` has flags that suit every algorithm, for the help text.
+    """
     from shoal import algos
     from shoal.cli import preset_flag
     from shoal.runs.keywords import with_n_envs
@@ -126,7 +129,7 @@ def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunS
         print(f"usage: shoal {command} ALGORITHM ENVIRONMENT [--setting value ...]\n")
         print(f"Algorithms: {', '.join([*algos.ALGORITHMS, *algos.installed()])}")
         print(f"Your own:   its module or file, as in shoal {command} ./a2c.py CartPole-v1")
-        print(f"Example:    shoal {command} trpo CartPole-v1 --seed 1")
+        print(f"Example:    shoal {command} trpo CartPole-v1 {example}")
         print(f"Settings:   shoal {command} trpo --help")
         print(
             f"Presets:    shoal presets lists them; to use one of your own: shoal {command} ppo --preset my.toml:fast"
@@ -135,9 +138,15 @@ def parse_spec_and(extra: type[T], command: str, words: list[str]) -> tuple[RunS
     name, *rest = words
     name = algos.full_name(name)
     module = algos.load(name)
+    own = {field.name for field in dataclasses.fields(cast(Any, extra))}
+    if both := own & {field.name for field in dataclasses.fields(module.Config)}:
+        raise UsageError(
+            f"{name} has settings with the names of options of shoal {command}, so their flags would mean two things: "
+            f"{', '.join(sorted(both))}. Rename them in its Config"
+        )
     fields: list[Any] = [("settings", Settings), ("config", module.Config), ("extra", extra), preset_flag.FIELD]
     kind: type[Any] = dataclasses.make_dataclass("RunArgs", fields, frozen=True)
-    description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 --seed 1"
+    description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 {example}"
     wanted, rest = preset_flag.take(rest)
     rest, n_envs = _replace_aliases(_env_first(rest), module.Config)
     try:

@@ -13,6 +13,7 @@ from shoal.engines.base import Engine
 from shoal.errors import DiskFault
 from shoal.runs.evaluator import Evaluator
 from shoal.runs.folder import RunDir
+from shoal.runs.goal import Goal
 from shoal.runs.hints import resume_command
 from shoal.runs.meter import Meter
 from shoal.runs.metrics import MetricsRow
@@ -38,8 +39,13 @@ class RunResult:
     """What limited the speed of the run, and whether more workers would help."""
 
 
+def ends(goal: Goal, pause: int | None, row: MetricsRow) -> bool:
+    """Test whether a sitting ends after this iteration: at the goal or, before it, at `pause` environment steps."""
+    return goal.reached(row) or (pause is not None and row["time/total_timesteps"] >= pause)
+
+
 class Loop:
-    """One sitting of a run: from a checkpoint to the goal, an error or a signal."""
+    """One sitting of a run: from a checkpoint to the goal, a pause, an error or a signal."""
 
     def __init__(
         self,
@@ -48,8 +54,9 @@ class Loop:
         engine: Engine,
         trackers: Sequence[Tracker],
         usage: Usage,
+        pause: int | None = None,
     ) -> None:
-        self.run, self.settings, self.engine = run, settings, engine
+        self.run, self.settings, self.engine, self.pause = run, settings, engine, pause
         self.trackers, self.usage = trackers, usage
         rows = run.metrics()
         self.meter = Meter(engine, usage, rows[-1:])
@@ -60,7 +67,7 @@ class Loop:
         self.failed_saves = 0
 
     def drive(self, steps: Iterator[Step], iteration: int) -> RunResult:
-        """Take steps until the goal is reached. However the loop ends, the last complete iteration is saved."""
+        """Take steps until the goal or pause. However the loop ends, the last complete iteration is saved."""
         self.saved_iteration = iteration
         try:
             for step in steps:
@@ -71,7 +78,7 @@ class Loop:
                     self.last = (step, metrics)
                     for tracker in self.trackers:
                         self._write(tracker, metrics)
-                    done = self.settings.goal.reached(metrics)
+                    done = ends(self.settings.goal, self.pause, metrics)
                     if done or self._due(iteration):
                         self._save(last_chance=done)
                 if done:

@@ -20,7 +20,7 @@ from shoal.errors import DiskFault, EnvironmentFault, UsageError
 from shoal.learning import xla
 from shoal.runs.checkpoints import Checkpoint
 from shoal.runs.folder import RunDir, RunRecord
-from shoal.runs.loop import Loop, RunResult
+from shoal.runs.loop import Loop, RunResult, ends
 from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, start_from, warn_of_changes
 from shoal.runs.track import Tracker
@@ -36,13 +36,18 @@ _START = "start.safetensors"  # a run's copy of the policy that it started from
 
 
 def train(
-    spec: RunSpec, *, engine: Engine | None = None, trackers: Sequence[Tracker] = (), console: Console | None = None
-) -> RunResult:
-    """Start a new run and train until its goal is reached. Settings are checked before anything is written."""
+    spec: RunSpec, *, engine: Engine | None = None, trackers: Sequence[Tracker] = (), console: Console | None = None,
+    pause: int | None = None,
+) -> RunResult:  # fmt: skip
+    """Start a new run and train until its goal is reached. Settings are checked before anything is written.
+
+    `pause` ends this sitting early, at the first iteration with that many environment steps: neither the goal nor the
+    schedules change, so that a resume gives the bits of an uninterrupted run.
+    """
     run, spec = create(spec)
     try:
         with run.lock():
-            return _train(run, spec, Checkpoint(0, None), engine, trackers, console)
+            return _train(run, spec, Checkpoint(0, None), engine, trackers, console, pause)
     except (UsageError, EnvironmentFault):
         run.discard()  # or a run that cannot begin would keep its name
         raise
@@ -75,17 +80,21 @@ def resume(
     trackers: Sequence[Tracker] = (),
     console: Console | None = None,
     allow: Collection[str] = (),
+    pause: int | None = None,
 ) -> RunResult:
-    """Continue a run from its newest checkpoint. `changes` may replace the engine, the workers and the goal."""
+    """Continue a run from its newest checkpoint. `changes` may replace the engine, the workers and the goal.
+
+    `pause` ends this sitting early, as in `train`.
+    """
     run = RunDir.find(root, name)
     with run.lock():
         record, spec = recorded(run, changes, allow)
         checkpoint = run.load()
         _record_goal(run, record, spec, checkpoint.iteration, changes)
         rows = [row for row in run.metrics() if row["iteration"] == checkpoint.iteration]
-        if rows and spec.settings.goal.reached(rows[0]):
+        if rows and ends(spec.settings.goal, pause, rows[0]):
             return RunResult(run, rows[0], 0.0, "")
-        return _train(run, spec, checkpoint, engine, trackers, console)
+        return _train(run, spec, checkpoint, engine, trackers, console, pause)
 
 
 def resume_changes(
@@ -135,6 +144,7 @@ def _train(
     engine: Engine | None,
     trackers: Sequence[Tracker],
     console: Console | None,
+    pause: int | None,
 ) -> RunResult:
     """Set up an engine and the trackers, and loop. The caller holds the run."""
     settings = spec.settings
@@ -156,7 +166,7 @@ def _train(
         config = start_from(spec.config, run.path / _START)
         steps = stack.enter_context(learning(spec, config, engine, checkpoint.state))
         usage = Usage(engine.workers, config.lanes, engine.shared_cores)
-        loop = Loop(run, settings, engine, [*own, *trackers], usage)
+        loop = Loop(run, settings, engine, [*own, *trackers], usage, pause)
         return loop.drive(steps, checkpoint.iteration)
     raise AssertionError("unreachable")
 

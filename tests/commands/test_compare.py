@@ -15,7 +15,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from shoal.commands.compare import findings, heads
+from shoal.commands.campaign import findings, heads
 from shoal.commands.compare.plan import Comparison, plan_runs, tuning_warning
 from shoal.errors import UsageError
 from shoal.learning import xla

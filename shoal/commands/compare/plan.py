@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,15 @@ import tyro
 from shoal import algos, engines
 from shoal.algos.base import AlgorithmConfig
 from shoal.base import validation
+from shoal.commands.campaign.runs import TASK, PlannedRun, at_once_problems, other_settings
 from shoal.commands.compare.overrides import override_values, split_overrides
 from shoal.envs.make import EnvSpec
 from shoal.envs.names import env_problems, factory_of, registered
 from shoal.errors import ShoalError, UsageError
 from shoal.runs import presets
-from shoal.runs.folder import RunDir, name_problems
+from shoal.runs.folder import name_problems
 from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, located
-from shoal.sampling.tasks import KEEP_RUNS
-
-_TASK = ("env", "env_kwargs", "max_episode_steps", "vector", "wrap")
-"""Settings that make the task, and must be equal for all sides."""
-_RESULT = (*_TASK, "steps", "iterations", "seed", "step_limit", "recreate_after")
-"""Settings that a run's result depends on."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +78,11 @@ class Comparison:
         found += [] if self.name is None else name_problems(self.name)
         found += validation.field_problems(
             self,
-            at_least_one=("seeds", "steps", "max_episode_steps", "episodes", "at_once"),
+            at_least_one=("seeds", "steps", "max_episode_steps", "episodes"),
             finite=() if self.threshold is None else ("threshold",),
         )
-        if self.at_once is not None and self.at_once > KEEP_RUNS:
-            found.append(f"at_once must be at most {KEEP_RUNS}, not {self.at_once}: workers hold no more runs")
-        if self.engine == "serial" and self.at_once not in (None, 1):
-            found.append(f"the serial engine has one worker; it cannot serve {self.at_once} runs at once")
+        found += at_once_problems(self.at_once, self.engine)
         return found
-
-    def runs_at_once(self, workers: int, runs: int) -> int:
-        """Return how many runs train at the same time."""
-        if self.engine == "serial":
-            return 1
-        return min(self.at_once or workers + 1, runs, KEEP_RUNS)
 
     def threshold_on(self, env: EnvSpec) -> float | None:
         """Return the return to report on: the given one, or where the environment counts as solved, if it says so."""
@@ -107,34 +92,6 @@ class Comparison:
             return None if factory_of(env.id) else registered(env.id).reward_threshold
         except gymnasium.error.Error:
             return None
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run of a comparison."""
-
-    label: str
-    spec: RunSpec
-    preset: bool
-    """Whether its settings are based on a preset."""
-
-    @property
-    def folder(self) -> RunDir:
-        """Folder of the run, which may not exist yet."""
-        settings = self.spec.settings
-        return RunDir(Path(settings.runs) / str(settings.name))
-
-    def __str__(self) -> str:
-        return f"{self.label} seed {self.spec.settings.seed}"
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has reached its goal and saved that iteration."""
-        if not self.folder.config_file.is_file():
-            return False
-        rows, saved = self.folder.metrics(), self.folder.saved()
-        last = next((row for row in rows if saved and row["iteration"] == saved[0]), None)
-        return last is not None and self.spec.settings.goal.reached(last)
 
 
 @dataclass(frozen=True)
@@ -158,7 +115,7 @@ class _Task:
         return max((found["steps"] for found in self.presets.values() if "steps" in found), default=Settings("").steps)
 
 
-def plan_runs(wanted: Comparison) -> list[ComparedRun]:
+def plan_runs(wanted: Comparison) -> list[PlannedRun]:
     """List the runs in the order in which they start: the first seed of all sides, then the second.
 
     Refuses all mistakes at once.
@@ -168,29 +125,29 @@ def plan_runs(wanted: Comparison) -> list[ComparedRun]:
     task = _task(wanted, sides, problems)
     configs = _configs(wanted, sides, task, problems)
     planned = [
-        _compared_run(wanted, side, task, seed, configs[side.label])
+        _planned_run(wanted, side, task, seed, configs[side.label])
         for seed in range(max(wanted.seeds, 1))
         for side in sides
     ]
     for run in planned:
         problems += [problem for problem in run.spec.settings.problems() if problem not in problems]
-    problems = problems or _other_settings(planned)
+    problems = problems or other_settings(planned)
     if problems:
         raise UsageError(problems)
     return planned
 
 
-def _compared_run(wanted: Comparison, side: _Side, task: _Task, seed: int, config: AlgorithmConfig) -> ComparedRun:
+def _planned_run(wanted: Comparison, side: _Side, task: _Task, seed: int, config: AlgorithmConfig) -> PlannedRun:
     preset = task.presets.get(side.algo, {})
     own = {key: preset[key] for key in ("step_limit", "recreate_after") if key in preset}
     settings = Settings(
         **task.settings, **own, steps=wanted.steps or task.steps(), seed=seed, engine=wanted.engine,
         workers=wanted.workers, runs=str(wanted.folder), name=f"{side.label.replace(':', '-')}-seed{seed}",
     )  # fmt: skip
-    return ComparedRun(side.label, RunSpec(side.algo, settings, config), bool(preset))
+    return PlannedRun(side.label, RunSpec(side.algo, settings, config), bool(preset))
 
 
-def tuning_warning(planned: Sequence[ComparedRun]) -> str:
+def tuning_warning(planned: Sequence[PlannedRun]) -> str:
     """Warn if some sides have a preset for the task and others do not; otherwise return an empty string."""
     without = dict.fromkeys(run.label for run in planned if not run.preset)
     if not without or len(without) == len({run.label for run in planned}):
@@ -232,7 +189,7 @@ def _task(wanted: Comparison, sides: Sequence[_Side], problems: list[str]) -> _T
     given = {key: value for key, value in given.items() if value is not None}
 
     def task_of(preset: dict[str, Any]) -> dict[str, Any]:
-        return {key: preset[key] for key in _TASK if key in preset} | given
+        return {key: preset[key] for key in TASK if key in preset} | given
 
     if not wanted.preset:
         return _Task({"env": wanted.env} | given, {})
@@ -282,28 +239,3 @@ def _configs(
         problems += [f"{side.label}: {problem}" for problem in found]
         configs[side.label] = config
     return configs
-
-
-# Runs that exist already ------------------------------------------------------------------------------------------
-
-
-def _other_settings(planned: Sequence[ComparedRun]) -> list[str]:
-    """Describe existing runs that were made with settings that give another result."""
-    found: dict[str, list[str]] = {}
-    for run in planned:
-        if run.folder.config_file.is_file() and (differs := _difference(run)):
-            found.setdefault(differs, []).append(run.folder.name)
-    return [
-        f"{', '.join(names)} in {planned[0].spec.settings.runs}: made with other settings ({differs}). "
-        f"Use the same settings to continue, or another --name to start again"
-        for differs, names in found.items()
-    ]
-
-
-def _difference(run: ComparedRun) -> str:
-    record, spec = run.folder.record(), run.spec
-    then = {"algorithm": record["algo"]} | {key: record["settings"].get(key) for key in _RESULT} | record["config"]
-    now = {"algorithm": spec.algo} | {key: getattr(spec.settings, key) for key in _RESULT}
-    now = json.loads(json.dumps(now | asdict(spec.config)))
-    differs = [key for key in sorted(then | now) if then.get(key) != now.get(key)]
-    return "; ".join(f"{key} {then.get(key)} then, {now.get(key)} now" for key in differs)

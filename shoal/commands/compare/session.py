@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from shoal import engines
-from shoal.base import disk
-from shoal.commands.compare import findings, heads
-from shoal.commands.compare.findings import Finding
-from shoal.commands.compare.plan import ComparedRun, Comparison
-from shoal.errors import DiskFault, UsageError
+from shoal.commands.campaign import findings, heads
+from shoal.commands.campaign.findings import Finding
+from shoal.commands.campaign.report import CampaignReport
+from shoal.commands.campaign.runs import PlannedRun, runs_at_once
+from shoal.commands.compare.plan import Comparison
 from shoal.sampling.tasks import describe
-from shoal.spmd.launching import launched_rank
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class ComparisonResult:
 
     findings: list[Finding]
     """Of the runs that did not fail."""
-    failures: dict[ComparedRun, str]
+    failures: dict[PlannedRun, str]
     """Why runs failed."""
     workers: int
     at_once: int
@@ -34,23 +31,13 @@ class ComparisonResult:
     """Share of that time in which workers had a task."""
 
 
-def refuse_mpi_outside_a_job(wanted: Comparison) -> None:
-    """Refuse the mpi engine if this process is not rank 0 of several."""
-    here = launched_rank(os.environ)
-    if wanted.engine == "mpi" and (here is None or here.size == 1):
-        ranks = 3 if wanted.workers is None else wanted.workers + 1
-        raise UsageError(f"to compare on the mpi engine, start the ranks yourself: mpirun -n {ranks} shoal compare ...")
-
-
-def train_and_score(
-    wanted: Comparison, planned: list[ComparedRun], listener: heads.ComparisonListener
-) -> ComparisonResult:
+def train_and_score(wanted: Comparison, planned: list[PlannedRun], listener: heads.RunListener) -> ComparisonResult:
     """Train all runs to their goals, then play greedy episodes with their policies."""
     begun = time.monotonic()
     with engines.make(wanted.engine, wanted.workers) as engine:
         # An environment that cannot be made is refused here once, and not by every run.
         engine.submit(describe, planned[0].spec.settings.env_spec.to_record()).result()
-        at_once = wanted.runs_at_once(engine.workers, len(planned))
+        at_once = runs_at_once(wanted.at_once, wanted.engine, engine.workers, len(planned))
         listener.started(at_once, engine.workers)
         failures = heads.train_all(planned, engine, at_once, listener)
         seconds = time.monotonic() - begun
@@ -59,24 +46,7 @@ def train_and_score(
         return ComparisonResult(found, failures, engine.workers, at_once, seconds, busy)
 
 
-@dataclass(frozen=True)
-class ComparisonReport:
-    """The table of a comparison, a note on its columns, and the files that contain both and the plot."""
-
-    table: str
-    note: str
-    files: dict[Path, str]
-
-    def write(self) -> None:
-        """Write the files."""
-        for path, content in self.files.items():
-            try:
-                disk.write_file(path, content.encode())
-            except OSError as error:
-                raise DiskFault(f"{path} could not be written: {error.strerror}. The table is above") from None
-
-
-def make_report(wanted: Comparison, result: ComparisonResult) -> ComparisonReport:
+def make_report(wanted: Comparison, result: ComparisonResult) -> CampaignReport:
     """Make table.md and, if any episode ended, curves.svg."""
     env = result.findings[0].run.spec.settings.env_spec
     table = findings.tabulate(result.findings, wanted.threshold_on(env))
@@ -90,4 +60,4 @@ def make_report(wanted: Comparison, result: ComparisonResult) -> ComparisonRepor
     files = {wanted.folder / "table.md": f"# {env.id}\n\n{table}\n\n{note}\n\n![Learning curves](curves.svg)\n"}
     if any(len(finding.known) for finding in result.findings):
         files[wanted.folder / "curves.svg"] = findings.plot(title, result.findings)
-    return ComparisonReport(table, note, files)
+    return CampaignReport(table, note, files)

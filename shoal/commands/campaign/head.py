@@ -1,4 +1,4 @@
-"""The process of one run in a comparison: trains on the owner's engine and prints its progress.
+"""The process of one run of a campaign: trains on the owner's engine and prints its progress.
 
 Each line of its output is progress, as JSON, or a message for the user.
 """
@@ -25,7 +25,7 @@ from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec, make_config
 
 if TYPE_CHECKING:
-    from shoal.commands.compare.heads import ComparedRunRecord
+    from shoal.commands.campaign.heads import CampaignHeadRecord
 
 _EVERY = 0.5  # seconds between lines of progress
 
@@ -49,27 +49,27 @@ class _Progress:
         """Do nothing: no file is open."""
 
 
-def train_run(record: ComparedRunRecord, engine: EngineProxy) -> None:
-    """Start or resume a run and train it to its goal."""
+def train_run(record: CampaignHeadRecord, engine: EngineProxy) -> None:
+    """Start or resume a run and train it to its goal or its pause."""
     settings = Settings(**record["settings"])
     found = RunDir(Path(settings.runs) / str(settings.name))
-    trackers, quiet = [_Progress()], Console(quiet=True)
+    trackers, quiet, pause = [_Progress()], Console(quiet=True), record["pause"]
     if found.config_file.is_file():
         changes = {"engine": settings.engine, "workers": settings.workers}
-        run.resume(found.name, found.path.parent, changes, engine=engine, trackers=trackers, console=quiet)
+        run.resume(found.name, found.path.parent, changes, engine=engine, trackers=trackers, console=quiet, pause=pause)
     else:
         spec = RunSpec(record["algo"], settings, make_config(record["algo"], record["config"]))
-        run.train(spec, engine=engine, trackers=trackers, console=quiet)
+        run.train(spec, engine=engine, trackers=trackers, console=quiet, pause=pause)
 
 
 def main() -> None:
-    """Train the run of a `ComparedRunRecord`. Arguments: the number of the inherited socket, and the record as JSON.
+    """Train the run of a `CampaignHeadRecord`. Arguments: the number of the inherited socket, and the record as JSON.
 
     When the owner dies, the socket closes, which ends the run like any error of an engine: it is saved.
     """
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    record: ComparedRunRecord = json.loads(sys.argv[2])
+    record: CampaignHeadRecord = json.loads(sys.argv[2])
     sys.path[:] = record["path"]
     logging.basicConfig(stream=sys.stdout, format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.commands.compare.plan import ComparedRun
+from shoal.commands.campaign.runs import PlannedRun
 from shoal.engines.base import Engine
 from shoal.policies.policy import SavedPolicy
 from shoal.reports import curves
@@ -29,7 +29,7 @@ perturbs its policy, the last ones of the policy itself."""
 class Finding:
     """The result of one run."""
 
-    run: ComparedRun
+    run: PlannedRun
     score: float
     """Mean return of greedy episodes with the final policy."""
     curve: np.ndarray
@@ -55,7 +55,7 @@ class Finding:
         return float(self.curve[reached[0], 0]) if len(reached) else None
 
 
-def assess_run(run: ComparedRun, engine: Engine, episodes: int) -> Finding:
+def assess_run(run: PlannedRun, engine: Engine, episodes: int) -> Finding:
     """Score the final policy of a run, and read its learning curve."""
     evaluation = evaluate_policy(engine, SavedPolicy.load(run.folder.policy_file), episodes)
     curve = learning_curve(run.folder.metrics(), run.spec.config.score_episodes)

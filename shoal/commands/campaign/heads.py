@@ -13,20 +13,23 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, Protocol, TypedDict
 
 from shoal.base.host import WORKER_ENVIRONMENT, module_command, python_path
-from shoal.commands.compare.plan import ComparedRun
+from shoal.commands.campaign.runs import PlannedRun
 from shoal.engines.base import Engine
 from shoal.engines.proxy import EngineServer
-from shoal.errors import Stopped
-from shoal.spmd.launching import without_rank
+from shoal.errors import Stopped, UsageError
+from shoal.spmd.launching import launched_rank, without_rank
+
+_SAVING = 30.0  # seconds that a head may take to save its run after its owner was killed
 
 
-class ComparedRunRecord(TypedDict):
+class CampaignHeadRecord(TypedDict):
     """What a head is started with, as JSON."""
 
     algo: str
@@ -38,35 +41,38 @@ class ComparedRunRecord(TypedDict):
     """Number of workers of the shared engine."""
     path: list[str]
     """`sys.path` of the owner."""
+    pause: int | None
+    """Environment steps at which to save and end, if the goal is not reached before."""
 
 
-class ComparisonListener(Protocol):
+class RunListener(Protocol):
     """Receives the progress of all runs, from several threads."""
 
     def started(self, at_once: int, workers: int) -> None:
         """The engine has started."""
 
-    def began(self, run: ComparedRun) -> None:
+    def began(self, run: PlannedRun) -> None:
         """A run begins or is resumed."""
 
-    def progress(self, run: ComparedRun, steps: int, score: float | None) -> None:
+    def progress(self, run: PlannedRun, steps: int, score: float | None) -> None:
         """A run has taken this many steps and has this mean return."""
 
-    def printed(self, run: ComparedRun, text: str) -> None:
+    def printed(self, run: PlannedRun, text: str) -> None:
         """A run that did not fail has printed a line."""
 
-    def ended(self, run: ComparedRun, failure: str) -> None:
-        """A run has reached its goal or, if `failure` is not empty, failed."""
+    def ended(self, run: PlannedRun, failure: str) -> None:
+        """A run has reached its goal or the pause or, if `failure` is not empty, failed."""
 
 
 def train_all(
-    planned: Sequence[ComparedRun], engine: Engine, at_once: int, listener: ComparisonListener
-) -> dict[ComparedRun, str]:
+    planned: Sequence[PlannedRun], engine: Engine, at_once: int, listener: RunListener, pause: int | None = None
+) -> dict[PlannedRun, str]:
     """Train all runs to their goals, `at_once` at a time, and return why runs failed.
 
-    Raises `Stopped` once all heads have saved.
+    With `pause`, runs save and end before their goal, at the first iteration with that many environment steps. A paused
+    run holds no process, and thus no memory. Raises `Stopped` once all heads have saved.
     """
-    heads = _Heads(engine, listener)
+    heads = _Heads(engine, listener, pause)
     with ThreadPoolExecutor(at_once, thread_name_prefix="shoal-head") as pool:
         futures = {pool.submit(heads.train, run): run for run in planned}
         try:
@@ -79,28 +85,40 @@ def train_all(
         return {run: failure for future, run in futures.items() if (failure := future.result())}
 
 
+def refuse_mpi_outside_a_job(command: str, engine: str, workers: int | None) -> None:
+    """Refuse the mpi engine if this process is not rank 0 of several."""
+    here = launched_rank(os.environ)
+    if engine == "mpi" and (here is None or here.size == 1):
+        ranks = 3 if workers is None else workers + 1
+        raise UsageError(
+            f"to {command} on the mpi engine, start the ranks yourself: mpirun -n {ranks} shoal {command} ..."
+        )
+
+
 class _Heads:
-    def __init__(self, engine: Engine, listener: ComparisonListener) -> None:
-        self._engine, self._listener = engine, listener
+    def __init__(self, engine: Engine, listener: RunListener, pause: int | None) -> None:
+        self._engine, self._listener, self._pause = engine, listener, pause
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[str]] = set()
         self._stopping = False
 
-    def train(self, run: ComparedRun) -> str:
-        """Train one run to its goal in a new head. Returns why it failed, or an empty string."""
-        if run.finished:
+    def train(self, run: PlannedRun) -> str:
+        """Train one run to its goal or the pause in a new head. Returns why it failed, or an empty string."""
+        if run.stands(self._pause):
             return ""
+        self._wait_while_busy(run)
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             if self._stopping:
                 ours.close()
                 return ""
-            process = _start(run, theirs, self._engine.workers)
+            process = _start(run, theirs, self._engine.workers, self._pause)
             self._processes.add(process)
         self._listener.began(run)
         server = threading.Thread(target=EngineServer(self._engine, ours, str(run)).serve, daemon=True)
         server.start()
-        printed = self._read(run, process)
+        with process:  # closes the pipe
+            printed = self._read(run, process)
         code = process.wait()
         server.join()
         with self._lock:
@@ -112,7 +130,13 @@ class _Heads:
             self._listener.ended(run, failure)
         return failure
 
-    def _read(self, run: ComparedRun, process: subprocess.Popen[str]) -> list[str]:
+    def _wait_while_busy(self, run: PlannedRun) -> None:
+        """Wait for the head of an owner that was killed: it saves the run before it ends."""
+        deadline = time.monotonic() + _SAVING
+        while run.folder.busy() and not self.stopping and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _read(self, run: PlannedRun, process: subprocess.Popen[str]) -> list[str]:
         """Pass on the progress of a head until it ends, and return the other lines of its output."""
         printed: list[str] = []
         for line in process.stdout or ():
@@ -136,15 +160,18 @@ class _Heads:
                 process.send_signal(signal.SIGTERM)
 
 
-def _start(run: ComparedRun, theirs: socket.socket, workers: int) -> subprocess.Popen[str]:
-    record: ComparedRunRecord = {
+def _start(
+    run: PlannedRun, theirs: socket.socket, workers: int, pause: int | None
+) -> subprocess.Popen[str]:  # fmt: skip
+    record: CampaignHeadRecord = {
         "algo": run.spec.algo,
         "settings": asdict(run.spec.settings),
         "config": asdict(run.spec.config),
         "workers": workers,
         "path": list(sys.path),
+        "pause": pause,
     }
-    command = module_command("shoal.commands.compare.head", str(theirs.fileno()), json.dumps(record))
+    command = module_command("shoal.commands.campaign.head", str(theirs.fileno()), json.dumps(record))
     # With the variables of a rank, libraries would take the head for that rank.
     environment = without_rank(os.environ)
     return subprocess.Popen(
