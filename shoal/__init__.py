@@ -31,7 +31,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from shoal import errors
-    from shoal.api import Iteration, Run, iterate, open_run, train
+    from shoal.api.sweeping import sweep
+    from shoal.api.training import Iteration, Run, iterate, open_run, train
     from shoal.commands.sweep.results import SweepResult
     from shoal.engines import make as engine
     from shoal.engines.base import Engine
@@ -39,23 +40,22 @@ if TYPE_CHECKING:
     from shoal.errors import ShoalError
     from shoal.policies.loaded import LoadedPolicy
     from shoal.runs.load import load
-    from shoal.sweeping import sweep
 
 _HOMES = {
     "Engine": "shoal.engines.base:Engine",
-    "Iteration": "shoal.api:Iteration",
+    "Iteration": "shoal.api.training:Iteration",
     "LoadedPolicy": "shoal.policies.loaded:LoadedPolicy",
-    "Run": "shoal.api:Run",
+    "Run": "shoal.api.training:Run",
     "Shared": "shoal.engines.wire:Shared",
     "ShoalError": "shoal.errors:ShoalError",
     "SweepResult": "shoal.commands.sweep.results:SweepResult",
     "engine": "shoal.engines:make",
     "errors": "shoal.errors",
-    "iterate": "shoal.api:iterate",
+    "iterate": "shoal.api.training:iterate",
     "load": "shoal.runs.load:load",
-    "open_run": "shoal.api:open_run",
-    "sweep": "shoal.sweeping:sweep",
-    "train": "shoal.api:train",
+    "open_run": "shoal.api.training:open_run",
+    "sweep": "shoal.api.sweeping:sweep",
+    "train": "shoal.api.training:train",
 }
 """Public name -> where it is defined. Imported on first use: `import shoal` is part of every start of a worker."""
 

@@ -152,8 +152,8 @@ def test_the_command_for_one_trial_has_all_its_settings(tmp_path: Path) -> None:
     found = planned(tmp_path, {"normalise": "false"}, settings={"gamma": 0.9, "wrap": wrappers, "hidden": (8, 4)})
     words = hints.train_command(found.trial(0, {"normalise": False}).runs[0].spec)
     assert words.endswith(
-        "train ppo CartPole-v1 --no-preset --steps 1000 --wrap FrameStackObservation:4 --wrap FlattenObservation "
-        "--gamma 0.9 --hidden 8 4 --no-normalise"
+        "train ppo CartPole-v1 --no-preset --steps=1000 --wrap=FrameStackObservation:4 --wrap=FlattenObservation "
+        "--gamma=0.9 --hidden 8 4 --no-normalise"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from shoal.api import python_signals, split_engine
+from shoal.api.training import python_signals, split_engine
 from shoal.base import signals
 from shoal.commands.campaign.heads import refuse_mpi_outside_a_job
 from shoal.commands.sweep.console import printer_of
@@ -25,7 +25,7 @@ from shoal.runs.run import make_engine
 
 def sweep(
     algo: str | ModuleType,
-    env: EnvSource,
+    env: EnvSource | None = None,
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
     search: Mapping[str, str | Sequence[Any]] | None = None,
@@ -35,8 +35,8 @@ def sweep(
     trial_batch: int = 8,
     final_episodes: int = 100,
     at_once: int | None = None,
-    engine: str | Engine = "processes",
-    preset: bool = True,
+    engine: str | Engine | None = None,
+    preset: bool | str = True,
     progress: bool = False,
     **settings: Any,
 ) -> SweepResult:

@@ -1,7 +1,4 @@
-"""The Python API but for `load`, which needs much less and is in `runs/load.py`.
-
-The command line does the same with flags, and gives the same digests.
-"""
+"""Train, iterate and open runs from Python."""
 
 from __future__ import annotations
 
