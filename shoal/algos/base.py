@@ -45,7 +45,8 @@ class AlgorithmConfig(abc.ABC):
     """
 
     start: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Start from the weights and observation statistics of this run's policy, or of a policy file."""
+    """Start from the weights and observation statistics of this run's policy, or of a policy file (default: new
+    weights)."""
 
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages that results depend on, besides NumPy, Gymnasium, JAX and Optax; a run records their versions."""
