@@ -22,6 +22,7 @@ __all__ = [
     "__version__",
     "engine",
     "errors",
+    "evaluate",
     "iterate",
     "load",
     "open_run",
@@ -32,7 +33,7 @@ __all__ = [
 if TYPE_CHECKING:
     from shoal import errors
     from shoal.api.sweeping import sweep
-    from shoal.api.training import Iteration, Run, iterate, open_run, train
+    from shoal.api.training import Iteration, Run, evaluate, iterate, open_run, train
     from shoal.commands.sweep.results import SweepResult
     from shoal.engines import make as engine
     from shoal.engines.base import Engine
@@ -51,6 +52,7 @@ _HOMES = {
     "SweepResult": "shoal.commands.sweep.results:SweepResult",
     "engine": "shoal.engines:make",
     "errors": "shoal.errors",
+    "evaluate": "shoal.api.training:evaluate",
     "iterate": "shoal.api.training:iterate",
     "load": "shoal.runs.load:load",
     "open_run": "shoal.api.training:open_run",

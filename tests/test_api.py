@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 import shoal
 from shoal.algos import ppo
-from shoal.errors import EngineError, EnvironmentFault, TaskFailed, UsageError
+from shoal.errors import CheckpointFault, EngineError, EnvironmentFault, TaskFailed, UsageError
 from shoal.runs import run as runs
 from shoal.runs.learner_process import LearnerProcess
 from shoal.runs.metrics import MetricsRow
@@ -157,12 +158,75 @@ def test_every_mistake_is_reported_at_once_and_nothing_is_left() -> None:
     assert not Path("runs").exists()
 
 
+def test_mistakes_of_calls_are_explained() -> None:
+    class Unfinished:
+        def write(self, metrics: MetricsRow) -> None: ...
+
+    calls: list[tuple[Any, str]] = [
+        (lambda: shoal.train("ppo", gymnasium.make("CartPole-v1")), "pass its id 'CartPole-v1'"),
+        (lambda: shoal.train("PPO", "CartPole-v1"), "Did you mean ppo"),
+        (lambda: shoal.train("ppo", "CartPole-v1", learning_rat=1), r"Did you mean lr\?"),
+        (lambda: shoal.train("ppo", "CartPole-v1", ent_coef=1), r"Did you mean entropy\?"),
+        (lambda: shoal.train("ppo", "CartPole-v1", total_timesteps=9, steps=8), "total_timesteps=9 and steps=8 are"),
+        (lambda: shoal.train("ppo", "CartPole-v1", hidden=64), "expected a list, got `int`"),
+        (lambda: shoal.train("ppo", "CartPole-v1", engine=3), "engine must be a name"),
+        (lambda: shoal.train("ppo", "CartPole-v1", trackers=[print]), "write\\(metrics\\) and close"),
+        (lambda: shoal.train("ppo", "CartPole-v1", trackers=[Unfinished()]), "write\\(metrics\\) and close"),  # type: ignore[list-item]
+        (lambda: shoal.iterate("ppo", "CartPole-v1", trackers=[]), "iterate does not take trackers"),
+    ]
+    for call, message in calls:
+        with pytest.raises(UsageError, match=message):
+            call()
+    assert not Path("runs").exists()
+
+
+@pytest.mark.processes
+def test_a_gpu_that_is_missing_is_reported_and_nothing_is_left() -> None:
+    for _ in range(2):  # the second time JAX is in use
+        with pytest.raises(UsageError, match="device gpu: JAX finds no GPU here"):
+            shoal.train("ppo", "CartPole-v1", iterations=1, **SMALL | {"device": "gpu"})
+        assert list(Path("runs").iterdir()) == []
+        shoal.train("ppo", "CartPole-v1", iterations=1, runs="others", **SMALL)
+
+
+@pytest.mark.processes
+def test_policies_of_iterations_are_saved_evaluated_and_started_from() -> None:
+    step = next(shoal.iterate("ppo", "CartPole-v1", **SMALL))
+    step.policy.save("early.safetensors")
+    early = shoal.load("early.safetensors")
+    assert early.act(np.ones(4)) == step.policy.act(np.ones(4))
+    with shoal.engine("serial") as engine:
+        found = [shoal.evaluate(policy, 4, engine=engine).returns.tolist() for policy in (early, step.policy)]
+    assert found[0] == found[1]
+    with pytest.raises(UsageError, match="episodes must be at least 1"):
+        shoal.evaluate(early, 0, engine="serial")
+    with pytest.raises(UsageError, match=r"ends in \.safetensors"):
+        early.save("early.zip")
+    run = shoal.train("ppo", "CartPole-v1", iterations=1, start="early.safetensors", **SMALL)
+    again = shoal.train("ppo", "CartPole-v1", iterations=1, start=run, **SMALL)
+    assert again.settings["start"] == str(run.path)
+    with pytest.raises(UsageError, match=r"has taken 128 steps in 1 iterations already"):
+        run.resume(steps=100)
+    assert run.settings["steps"] == 100_000, "a goal that is behind is not recorded"
+    early.export("export.safetensors")
+    with pytest.raises(CheckpointFault, match=r"export\.safetensors"):
+        shoal.train("ppo", "CartPole-v1", start="export.safetensors", name="none", **SMALL)
+    assert not Path("runs/none").exists()
+
+
 def test_settings_take_what_python_has() -> None:
     from shoal.runs.keywords import make_spec
 
-    given = {"hidden": [32, 32], "lr": 1, "total_timesteps": np.int64(500), "env_kwargs": {"gravity": 5}, "n_envs": 16}
+    given = {
+        "hidden": [32, 32],
+        "lr": 1,
+        "total_timesteps": np.int64(500),
+        "env_kwargs": {"gravity": 5},
+        "n_envs": 16,
+        "batch_steps": 1e3,
+    }
     spec = make_spec("ppo", "Pendulum-v1", given | {"runs": Path("there")}, preset=False)
-    assert spec.config == ppo.Config(hidden=(32, 32), lr=1.0, width=4)
+    assert spec.config == ppo.Config(hidden=(32, 32), lr=1.0, width=4, batch_steps=1000)
     assert (spec.settings.steps, spec.settings.env_kwargs, spec.settings.runs) == (500, '{"gravity": 5}', "there")
     assert spec.problems() == []
     assert make_spec("ppo", "LunarLander-v3", {"seed": 3}).config != ppo.Config(), "presets apply"

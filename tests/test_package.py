@@ -18,8 +18,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 def test_public_names() -> None:
     assert " ".join(shoal.__all__) == (
-        "Engine Iteration LoadedPolicy Run Shared ShoalError SweepResult __version__ engine errors iterate load "
-        "open_run sweep train"
+        "Engine Iteration LoadedPolicy Run Shared ShoalError SweepResult __version__ engine errors evaluate iterate "
+        "load open_run sweep train"
     )
     for name in shoal.__all__:
         assert getattr(shoal, name) is not None

@@ -252,6 +252,9 @@ def test_a_run_finds_its_module_from_any_folder_if_it_is_ours(module: Path, tmp_
         assert code == 2
         assert "belongs to another user, and names code to import" in err
     (module / "my_grid.py").write_text((module / "my_grid.py").read_text() + "\n# changed\n")
+    code, out, err = command("evaluate", str(run), "--episodes=2", "--allow=my_grid", cwd=module)
+    assert code == 0, err
+    assert "the code of my_grid has changed since the policy was trained" in out
     code, out, err = command("resume", str(run), "--iterations=4", "--allow=my_grid", cwd=module)
     assert code == 0
     assert "code of my_grid" in out

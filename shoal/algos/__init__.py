@@ -60,7 +60,7 @@ def module_of(name: str) -> ModuleType:
         return importlib.import_module(ALGORITHMS[name])
     wanted = installed().get(name, name)
     if not user_code.is_file(wanted) and not user_code.is_importable(wanted):
-        near = difflib.get_close_matches(name, [*ALGORITHMS, *installed()], n=1)
+        near = difflib.get_close_matches(name.lower(), [*ALGORITHMS, *installed()], n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
         raise UsageError(
             f"there is no algorithm {name!r}, and no module of that name can be imported. {hint}"

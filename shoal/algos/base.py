@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import tyro
 
-from shoal.base.trees import Tree
+from shoal.base.trees import Tree, flatten
 from shoal.engines.base import Engine
 from shoal.envs.make import EnvSpec
 from shoal.errors import UsageError
@@ -110,8 +111,31 @@ def checked(steps: Iterator[Step], name: str) -> Iterator[Step]:
         missing = [key for key in REQUIRED_METRICS if key not in step.metrics]
         if missing:
             raise UsageError(f"the metrics of {name} lack {', '.join(missing)}: add them to the metrics of each Step")
+        if problems := _step_problems(step):
+            raise UsageError([f"the Step of {name} does not fit: {problem}" for problem in problems])
         yield step
     raise UsageError(f"train of {name} ended after {number} iterations; it must go on until the caller stops it")
+
+
+def _step_problems(step: Step) -> list[str]:
+    """Describe fields of a step that have other types than they must; arrays of JAX are the likeliest."""
+    numbers = (int, float, np.integer, np.floating)
+    found = [
+        f"metrics[{key!r}] must be a number, not {_shortened(value)}: use float(...)"
+        for key, value in step.metrics.items()
+        if not isinstance(value, numbers)
+    ]
+    try:
+        flatten(step.learned)
+    except TypeError as error:
+        found.append(f"in learned, {error}: use np.asarray(...) for arrays of JAX")
+    state: object = step.state
+    if not callable(state):
+        found.append(f"state must be a function that returns the state, not {_shortened(state)}")
+    policy: object = step.policy
+    if not isinstance(policy, SavedPolicy):
+        found.append(f"policy must be a SavedPolicy, not {_shortened(policy)}")
+    return found
 
 
 def _shortened(value: object) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from shoal import engines
 from shoal.commands import mpirun
-from shoal.commands.evaluate import evaluate_run
+from shoal.commands.evaluate import evaluate_run, evaluate_saved, evaluation_problems
 from shoal.engines.base import Engine
 from shoal.errors import EngineError, Stopped, UsageError
 from shoal.policies.loaded import LoadedPolicy
@@ -60,6 +60,12 @@ class Run:
         return rows[-1]["digest"] if rows else ""
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the run was started with: its own and those of the algorithm, by name."""
+        record = self._folder.record()
+        return {"algo": record["algo"]} | record["settings"] | record["config"]
+
+    @property
     def policy(self) -> LoadedPolicy:
         """The newest saved policy."""
         return LoadedPolicy.load(self._folder.policy_file)
@@ -67,6 +73,8 @@ class Run:
     @property
     def best(self) -> LoadedPolicy:
         """The policy with the highest mean return in an evaluation during training, with `eval_every`."""
+        if not self._folder.best_file.exists():
+            raise UsageError(f"{self.path} has no best policy: it was not evaluated while it trained (eval_every)")
         return LoadedPolicy.load(self._folder.best_file)
 
     def evaluate(
@@ -75,7 +83,7 @@ class Run:
         *,
         seed: int = 0,
         sample: bool = False,
-        engine: str = "processes",
+        engine: str | Engine = "processes",
         workers: int | None = None,
     ) -> Evaluation:
         """Play whole episodes with the newest policy: greedily, or with actions sampled as in training."""
@@ -107,7 +115,15 @@ class Run:
                 _refuse_failure(code, self._folder)
                 return self
             where = (str(self.path), self.path.parent)
-            runs.resume(*where, changes, engine=made, trackers=trackers, console=_console(progress), allow=self._allow)
+            result = runs.resume(
+                *where, changes, engine=made, trackers=trackers, console=_console(progress), allow=self._allow
+            )
+            if result.seconds == 0 and (steps or iterations):
+                taken = result.metrics["time/total_timesteps"]
+                raise UsageError(
+                    f"{self.path} has taken {taken:,} steps in {result.metrics['iteration']} iterations already, and "
+                    f"a new goal counts from its start. For as many again: resume(steps={2 * taken})"
+                )
         return self
 
     def __repr__(self) -> str:
@@ -171,6 +187,11 @@ def iterate(
 
     Takes the settings of `train`, and gives the same digests.
     """
+    if refused := [key for key in ("name", "trackers", "progress") if key in settings]:
+        raise UsageError(
+            f"iterate does not take {', '.join(refused)}: it writes and prints nothing, and your loop gets the "
+            f"metrics of each iteration. Use shoal.train for a run with a folder"
+        )
     name, made = split_engine(engine)
     spec = make_spec(algo, env, settings | ({} if name is None else {"engine": name}), preset)
     problems = spec.problems()
@@ -200,6 +221,24 @@ def _iterations(spec: RunSpec, engine: Engine | None) -> Iterator[Iteration]:
                 return
 
 
+def evaluate(
+    policy: LoadedPolicy,
+    episodes: int = 100,
+    *,
+    seed: int = 0,
+    sample: bool = False,
+    engine: str | Engine = "processes",
+    workers: int | None = None,
+) -> Evaluation:
+    """Play whole episodes with any policy, such as `run.best`, or the `policy` of an iteration.
+
+    Imports the environment that the policy names, so load only policies whose source you trust.
+    """
+    if problems := evaluation_problems(episodes, seed, engine, workers):
+        raise UsageError(problems)
+    return evaluate_saved(policy.saved, episodes, seed, sample, engine, workers)
+
+
 def open_run(name: str | Path, *, runs: str | Path = "runs", allow: Sequence[str] = ()) -> Run:
     """Open an existing run by name or folder: to read its metrics, evaluate or resume it.
 
@@ -212,6 +251,8 @@ def split_engine(engine: str | Engine | None) -> tuple[str | None, Engine | None
     """Split what the caller passed into an engine's name and an engine that is made already."""
     if engine is None or isinstance(engine, str):
         return engine, None
+    if not isinstance(engine, Engine):
+        raise UsageError(f"engine must be a name such as 'processes', or a shoal.engine(...), not {engine!r}")
     place = f"{type(engine).__module__}:{type(engine).__name__}"
     names = [name for name, home in engines.ENGINES.items() if home == place]
     return (names[0] if names else None), engine
@@ -223,6 +264,13 @@ def _console(progress: bool) -> Console:
 
 @contextlib.contextmanager
 def _closing(trackers: Sequence[Tracker]) -> Iterator[None]:
+    wrong = [
+        tracker
+        for tracker in trackers
+        if isinstance(tracker, type) or not all(callable(getattr(tracker, name, None)) for name in ("write", "close"))
+    ]
+    if wrong:
+        raise UsageError(f"a tracker is an object with the methods write(metrics) and close(), unlike {wrong[0]!r}")
     with contextlib.ExitStack() as stack:
         for tracker in trackers:
             stack.callback(runs.close_tracker, tracker)

@@ -13,6 +13,7 @@ if sys.argv[1:2] != ["up"]:
     os.environ |= dict.fromkeys(BLAS_THREADS, "1")
 
 import difflib
+import errno
 import importlib
 import io
 from collections.abc import Callable, Sequence
@@ -93,6 +94,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the reader of the output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        # Whatever needs the next file raises this, also libraries.
+        print(f"error: {error.strerror}. Use fewer --workers, or raise the limit: ulimit -n 4096", file=sys.stderr)
+        sys.exit(1)
 
 
 def _serve_if_rank(words: list[str]) -> None:

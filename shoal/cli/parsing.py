@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import sys
 from collections import Counter
@@ -70,6 +71,16 @@ def _refuse_repeated(kind: type[Any], words: list[str]) -> None:
         problems.append(f"{problem}: {', '.join(several)}. All values follow one flag: {several[0]} A B")
     if problems:
         raise UsageError(problems)
+
+
+def _refuse_unknown(kind: type[Any], words: list[str]) -> None:
+    """Refuse flags that do not exist, with the nearest one that does, which tyro does not suggest."""
+    known = {name for flag in flags_of(kind).values() for name in flag.names}
+    unknown = [flag for word in words if (flag := given_flag(word)).startswith("--") and flag not in {*known, "--help"}]
+    near = {flag: difflib.get_close_matches(flag, [*known, *ALIASES], n=1) for flag in unknown}
+    if unknown:
+        hints = [f"{flag} (did you mean {found[0]}?)" if found else flag for flag, found in near.items()]
+        raise UsageError(f"Unrecognized options: {', '.join(hints)}")
 
 
 def _one_default_each() -> ConstructorRegistry:
@@ -149,6 +160,7 @@ def parse_spec_and(extra: type[T], command: str, words: list[str], example: str 
     description = f"{(module.__doc__ or '').strip()}\n\nExample: shoal {command} {name} CartPole-v1 {example}"
     wanted, rest = preset_flag.take(rest)
     rest, n_envs = _replace_aliases(_env_first(rest), module.Config)
+    _refuse_unknown(kind, rest)
     try:
         parse_run = functools.partial(parse, kind, rest, f"{command} {name}", description)
         preset = preset_flag.find(name, wanted, lambda: _env_of(rest, parse_run))

@@ -69,6 +69,10 @@ class EnvSpec:
         return EnvSpec(**record)
 
 
+_EXTRAS = {"box2d": "box2d", "mujoco": "mujoco"}
+"""Word in Gymnasium's message about a missing package -> Shoal's extra that installs it."""
+
+
 def make_env(spec: EnvSpec) -> Env:
     """Make an environment with its wrappers; observations that are no arrays are flattened to a vector.
 
@@ -84,7 +88,9 @@ def make_env(spec: EnvSpec) -> Env:
     except ShoalError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        raise MissingExtra(f"{spec.id} needs a package that is not installed: {error}") from None
+        extra = next((extra for name, extra in _EXTRAS.items() if name in str(error).lower()), "")
+        install = f"Install it: pip install 'shoal[{extra}]'" if extra else str(error)
+        raise MissingExtra(f"{spec.id} needs a package that is not installed. {install}") from None
     except gymnasium.error.Error as error:
         raise UsageError(f"{spec.id} cannot be made: {error}") from None
     except Exception as error:

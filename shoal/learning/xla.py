@@ -73,7 +73,6 @@ def start(threads: int, device: Device = "cpu") -> None:
             f"this run learns with {threads} thread(s) on the {device}, but JAX was started with {_started[0]} on the "
             f"{_started[1]} in this process and cannot change that. Start the run in another process: shoal train ..."
         )
-    _started = (threads, device)
     os.environ["NPROC"] = str(threads)
     import jax
 
@@ -81,6 +80,7 @@ def start(threads: int, device: Device = "cpu") -> None:
     jax.config.update("jax_platforms", "cpu" if device == "cpu" else "cuda")  # type: ignore[no-untyped-call]
     if device == "gpu":
         _require_gpu()
+    _started = (threads, device)
     # Asynchronous dispatch queues all computations for the same few threads, so that two never run at the same time.
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "jax"
@@ -102,10 +102,12 @@ def _require_gpu() -> None:
 
     try:
         jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # an assertion where JAX was built without support for GPUs
+        why = f" ({error})" if str(error) else ""
+        jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call] # for runs that learn there
         raise UsageError(
-            f"device gpu: JAX finds no GPU here ({error}). Install JAX for it (pip install 'jax[cuda12]'), or use the "
-            f"device cpu"
+            f"device gpu: JAX finds no GPU here{why}. Install JAX for it (pip install 'jax[cuda12]'), or use "
+            f"the device cpu"
         ) from None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shoal.base import disk
 from shoal.errors import MissingExtra, UsageError
 from shoal.policies.policy import SavedPolicy
 
@@ -48,7 +49,7 @@ class LoadedPolicy:
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of one observation."""
+        """Shape of one observation; of its flattened form, if observations are no arrays."""
         return self._shape
 
     @property
@@ -68,10 +69,18 @@ class LoadedPolicy:
         n actions, as one array. Dict, Tuple, Discrete and text observations are given as the environment returns them;
         a batch of them is a list, or has arrays of n rows.
         """
+        if rng is not None and not isinstance(rng, np.random.Generator):
+            raise UsageError(f"rng must be a generator such as np.random.default_rng(0), not {rng!r}")
         if self._flattener is not None:
             observations, single = self._flattener.rows(observation)
             return self._actions(observations.astype(self._dtype, copy=False), single, rng)
-        observations = np.asarray(observation, self._dtype)
+        try:
+            observations = np.asarray(observation, self._dtype)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"the observation is not an array of numbers ({error}); this policy takes {self._shape}. Where a reset "
+                f"returns (observation, info), pass the observation alone"
+            ) from None
         single = observations.shape == self._shape
         if single:
             observations = observations[None]
@@ -81,6 +90,16 @@ class LoadedPolicy:
                 f"(n, {', '.join(map(str, self._shape))})"
             )
         return self._actions(observations, single, rng)
+
+    def save(self, path: str | Path) -> None:
+        """Write a policy file, which `shoal.load` and `--from` take: the policy of an iteration, say, without a run."""
+        target = Path(path)
+        if target.suffix != ".safetensors":
+            raise UsageError(f"the name of a policy file ends in .safetensors, unlike {target}; see also export()")
+        try:
+            disk.write_file(target, self.saved.to_bytes())
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written: {error.strerror}") from None
 
     def export(self, path: str | Path) -> None:
         """Write the policy for other programs, in the format that the suffix names.

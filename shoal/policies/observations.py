@@ -44,12 +44,17 @@ class Flattener:
 
         Returns rows (n, size), and whether it was a single observation.
         """
-        if isinstance(observation, list) and not isinstance(self.space, spaces.Tuple):
-            return np.stack([self(one) for one in observation]), False
-        count = _batch_size(self.space, observation)
-        if count is None:
-            return self(observation)[None], True
-        return np.stack([self(_pick(self.space, observation, at)) for at in range(count)]), False
+        try:
+            if isinstance(observation, list) and not isinstance(self.space, spaces.Tuple):
+                return np.stack([self(one) for one in observation]), False
+            count = _batch_size(self.space, observation)
+            if count is None:
+                return self(observation)[None], True
+            return np.stack([self(_pick(self.space, observation, at)) for at in range(count)]), False
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"the observation does not fit the space of this policy, {self.space} ({type(error).__name__}: {error})"
+            ) from None
 
     def to_record(self) -> SpaceRecord:
         """Convert to plain data."""

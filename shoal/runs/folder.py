@@ -12,6 +12,7 @@ runs/trpo-CartPole-v1-0007/
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import json
 import logging
@@ -113,7 +114,10 @@ class RunDir:
                     return RunDir(path)
             except OSError as error:
                 raise UsageError(f"the run {path} cannot be read: {error.strerror}") from None
-        raise UsageError(f"there is no run {name!r} in {root}. To list its runs, use: shoal runs --runs {root}")
+        known = [path.parent.name for path in root.glob(f"*/{CONFIG}")]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"To list its runs, use: shoal runs --runs {root}"
+        raise UsageError(f"there is no run {name!r} in {root}. {hint}")
 
     @staticmethod
     def all(root: Path) -> list[RunDir]:

@@ -57,10 +57,12 @@ def _base(algo: str, env: str | None, preset: bool | str, problems: list[str]) -
 def _env_name(env: EnvSource) -> str:
     if isinstance(env, str):
         return env
-    if isinstance(env, gymnasium.Env):
+    made: object = env
+    if isinstance(made, gymnasium.Env):
+        source = f"its id {made.spec.id!r}" if made.spec is not None else f"the class {type(made).__name__}"
         raise UsageError(
-            f"every worker makes its own environments, so pass the class {type(env).__name__}, or a function that "
-            f"returns a new environment, not an environment"
+            f"every worker makes its own environments, so pass {source}, or a function that returns a new environment, "
+            f"not an environment"
         )
     return user_code.locate(env, "the environment")
 
@@ -87,7 +89,8 @@ def _resolved(given: Mapping[str, Any], kind: type[Any], problems: list[str]) ->
         elif name not in known:
             problems.append(unknown_setting(key, known))
         elif name in values:
-            problems.append(f"{key}={value} and {name}={values[name]} are the same setting: give only one")
+            both = " and ".join(f"{other}={given[other]}" for other in given if ALIASES.get(other, other) == name)
+            problems.append(f"{both} are the same setting: give only one")
         else:
             values[name] = value
     return values

@@ -231,12 +231,17 @@ def main() -> None:
     if message is None:
         return
     given: Assignment = wire.decode(message.frame)
+    with EngineProxy(tasks, given["workers"]) as engine:
+        _Child(channel).learn(_steps(given, engine))
+
+
+def _steps(given: Assignment, engine: Engine) -> Iterator[Step]:
+    """Prepare and learn. The parent receives any error of either as that of a step."""
     sys.path[:] = given["path"]
     settings = Settings(**given["settings"])
     spec = RunSpec(given["algo"], settings, make_config(given["algo"], given["config"]))
     xla.start(settings.learner_threads or 1, settings.device)
-    with EngineProxy(tasks, given["workers"]) as engine:
-        _Child(channel).learn(spec.steps(spec.config, engine, given["state"], EnvSpec.from_record(given["env"])))
+    yield from spec.steps(spec.config, engine, given["state"], EnvSpec.from_record(given["env"]))
 
 
 if __name__ == "__main__":

@@ -90,10 +90,10 @@ def resume(
     with run.lock():
         record, spec = recorded(run, changes, allow)
         checkpoint = run.load()
-        _record_goal(run, record, spec, checkpoint.iteration, changes)
         rows = [row for row in run.metrics() if row["iteration"] == checkpoint.iteration]
         if rows and ends(spec.settings.goal, pause, rows[0]):
             return RunResult(run, rows[0], 0.0, "")
+        _record_goal(run, record, spec, checkpoint.iteration, changes)
         return _train(run, spec, checkpoint, engine, trackers, console, pause)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -110,12 +111,7 @@ class Settings:
         found += [problem for text in self.wrap for problem in wrapper_problems(text)]
         if self.vector and self.wrap:
             found.append("wrap cannot be combined with vector: wrappers are for single environments")
-        if self.engine != "serial" and user_code.MAIN in self.users_modules:
-            found.append(
-                f"{self.env} is defined in a notebook cell or an interactive session, where only the engine serial "
-                f"finds it. For other engines, write its cell to a file with %%writefile my_env.py as its first line, "
-                f"and import it from there"
-            )
+        found += notebook_problems(self.env, self.users_modules, self.engine)
         if self.device not in ("cpu", "gpu"):
             found.append(f"device must be cpu or gpu, not {self.device}")
         taken = [key for key in self.info_keys if key in _METRICS]
@@ -155,6 +151,17 @@ class Settings:
     def goal(self) -> Goal:
         """When the run ends."""
         return Goal(self.steps, self.iterations)
+
+
+def notebook_problems(env: str, modules: Sequence[str], engine: str) -> list[str]:
+    """Describe why the workers of an engine would not find an environment that is defined in a notebook."""
+    if engine == "serial" or user_code.MAIN not in modules:
+        return []
+    return [
+        f"{env} is defined in a notebook cell or an interactive session, where only the engine serial finds it. "
+        f"For other engines, write its cell to a file with %%writefile my_env.py as its first line, and import it from "
+        f"there"
+    ]
 
 
 def _json_object(text: str) -> dict[str, Any] | None:

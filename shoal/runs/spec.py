@@ -20,6 +20,7 @@ from shoal.envs.make import EnvSpec
 from shoal.envs.wrappers import users_modules
 from shoal.errors import UsageError
 from shoal.learning import xla
+from shoal.policies.policy import SavedPolicy
 from shoal.runs.folder import RunRecord, policy_file
 from shoal.runs.settings import Settings
 from shoal.runs.trust import folders_of, modules_of_run
@@ -65,7 +66,8 @@ class RunSpec:
         """Describe everything that is wrong with the settings, separately and in combination."""
         problems = self.settings.problems() + self.config.problems()
         if self.settings.vector and self.config.samples != "fragments":
-            problems.append(f"vector requires --batch fragments, which {self.algo} does not have or was not given")
+            remedy = ": use --batch fragments" if hasattr(self.config, "batch") else ""
+            problems.append(f"vector is for fragments, and {self.algo} plays {self.config.samples} here{remedy}")
         if self.settings.iterations is not None and self.config.scheduled and self.config.steps_per_iteration is None:
             problems.append(
                 f"linear schedules end at a number of environment steps, and how many {self.settings.iterations} "
@@ -107,9 +109,11 @@ class RunSpec:
             return b""
         path = policy_file(name, Path(self.settings.runs))
         try:
-            return path.read_bytes()
+            content = path.read_bytes()
         except OSError as error:
             raise UsageError(f"the policy {path} of --from {name} cannot be read: {error.strerror}") from None
+        SavedPolicy.load(path)  # refuses a file that is no policy, such as an export
+        return content
 
     def located_config(self) -> AlgorithmConfig:
         """Return the algorithm's settings with the path of the policy to start from."""

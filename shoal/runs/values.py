@@ -17,7 +17,12 @@ from shoal.errors import UsageError
 ALIASES = {"learning_rate": "lr", "total_timesteps": "steps"}
 """Names of other libraries -> settings. `n_envs` sets the width: n_envs = lanes x width."""
 
-_ALSO_KNOWN = ALIASES | {"from": "start", "n_envs": "width"}
+_ALSO_KNOWN = ALIASES | {
+    "from": "start", "from_": "start", "n_envs": "width", "n_steps": "batch_steps", "batch_size": "minibatch",
+    "n_epochs": "epochs", "ent_coef": "entropy", "gae_lambda": "lam", "clip_range": "clip", "target_kl": "max_kl",
+    "net_arch": "hidden", "exploration_final_eps": "epsilon", "target_update_interval": "target_every",
+}  # fmt: skip
+"""Names that other libraries have for settings, to suggest ours."""
 _JSON = ("env_kwargs", "engine_options")  # settings that are JSON in a run's record and dicts in Python
 _LONGEST = 100  # characters of a value in a message
 
@@ -29,8 +34,9 @@ def field_names(kind: type[Any]) -> set[str]:
 
 def unknown_setting(key: str, known: Collection[str]) -> str:
     """Describe a name that is no setting, with the nearest one that is."""
-    near = [name for name in (_ALSO_KNOWN.get(key),) if name in known] or difflib.get_close_matches(key, known, n=1)
-    hint = f"Did you mean {near[0]}?" if near else f"Settings: {', '.join(sorted(known))}"
+    names = {other: name for other, name in _ALSO_KNOWN.items() if name in known} | {name: name for name in known}
+    near = [key] if key in names else difflib.get_close_matches(key, names, n=1)
+    hint = f"Did you mean {names[near[0]]}?" if near else "To list all settings, run: shoal train ALGORITHM --help"
     return f"there is no setting {key!r}. {hint}"
 
 
@@ -48,18 +54,25 @@ def converted(key: str, value: Any, hint: Any, problems: list[str]) -> Any:
         except (TypeError, ValueError) as error:
             problems.append(f"{key} must hold plain values (numbers, strings, lists): {error}")
             return "{}"
+    if key == "start" and hasattr(value, "path"):  # a run
+        value = value.path
     if hasattr(value, "__fspath__"):
         value = str(value)
     elif hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar
         value = value.item()
+    options = (hint, *typing.get_args(hint))
+    if isinstance(value, float) and value.is_integer() and int in options and float not in options:  # steps=1e5
+        value = int(value)
     try:
+        if key == "wrap" and isinstance(value, str):
+            value = (value,)
         if key == "wrap" and isinstance(value, list | tuple):
             value = [text if isinstance(text, str) else user_code.locate(text, "the wrapper") for text in value]
         return msgspec.convert(value, hint)
     except UsageError as error:
         problems += error.problems
     except msgspec.ValidationError as error:
-        text, why = repr(value), str(error)
+        text, why = repr(value), str(error).replace("`array`", "a list").replace("null", "None")
         text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
         problems.append(f"{key}={text} does not fit: {why[:1].lower()}{why[1:]}")
     return value

@@ -18,6 +18,7 @@ import numpy as np
 from shoal.engines.base import Engine
 from shoal.engines.wire import Shared
 from shoal.envs.make import EnvSpec
+from shoal.errors import UsageError
 from shoal.policies.policy import Policy
 from shoal.sampling import tasks
 from shoal.sampling.lane_address import LaneAddress, Ledger, LedgerEntry
@@ -144,6 +145,8 @@ class Lanes:
 
     def episodes(self, weights: Shared, steps: int) -> list[LaneRecord]:
         """Play whole episodes with at least `steps` steps in total; return records in lane order."""
+        if self._vector:
+            raise UsageError("native vector environments (--vector) play fragments only, and this run plays episodes")
         begun = time.perf_counter()
         budget: tasks.Budget = {"steps": -(-steps // self.count)}
         first = self._rounds * self.count

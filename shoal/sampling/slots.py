@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import gymnasium
@@ -46,4 +48,16 @@ class Slots:
         below = error.__traceback__.tb_next if error.__traceback__ is not None else None
         trace = "".join(traceback.format_exception(type(error), error, below))
         where = self.where(slot, self.episodes[slot], max(self.clock - self.begun[slot] - 1, 0))
+        if _raised_here(error.__traceback__):
+            return EnvironmentFault(
+                f"the environment returned something that does not fit ({type(error).__name__}: {error})\nin {where}\n"
+                f"To see what, run: shoal check-env {self.spec.id}"
+            )
         return EnvironmentFault(f"the environment raised {type(error).__name__}: {error}\nin {where}\n\n{trace}")
+
+
+def _raised_here(trace: TracebackType | None) -> bool:
+    """Whether an error was raised by the code of lanes, on what an environment has returned, not by other code."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == Path(__file__).parent

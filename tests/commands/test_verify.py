@@ -54,7 +54,7 @@ def test_start_from_a_saved_policy_and_resume(tmp_path: Path) -> None:
     [
         (["train", "es", WALK, "--from=nobody", "--population=7"], "population must be even, there is no run 'nobody'"),
         (["train", "es", WALK, "--from=none.safetensors"], "none.safetensors of --from"),
-        (["train", "es", "CartPole-v1", "--vector=gymnasium"], "vector requires --batch fragments"),
+        (["train", "es", "CartPole-v1", "--vector=gymnasium"], "vector is for fragments, and es plays scores here"),
         (
             ["train", "ppo", "CartPole-v1", "--batch=episodes", "--lr-schedule=linear", "--iterations=6"],
             "how many 6 iterations of whole episodes take is not known in advance: use --steps N",

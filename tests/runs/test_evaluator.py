@@ -34,7 +34,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.trains
 def test_evaluations_are_reported_and_change_no_digest() -> None:
     plain = shoal.train("ppo", "CartPole-v1", iterations=8, **SMALL)
-    with pytest.raises(shoal.errors.CheckpointFault, match="no policy file"):
+    with pytest.raises(UsageError, match="no best policy"):
         _ = plain.best
     run = shoal.train("ppo", "CartPole-v1", iterations=8, eval_every=300, eval_episodes=5, name="evaluated", **SMALL)
     assert [row["digest"] for row in run.metrics] == [row["digest"] for row in plain.metrics]

@@ -204,7 +204,7 @@ CONTENTS = {
         "presets/bad.toml: [CartPole-v1]: there is no setting 'learning_rate'. Did you mean lr?",
         "presets/bad.toml: [CartPole-v1]: there is no setting 'stepz'. Did you mean steps?",
         "presets/bad.toml: [CartPole-v1]: lr='fast' does not fit: expected `float`, got `str`",
-        "presets/bad.toml: [CartPole-v1]: wrap=5 does not fit: expected `array`, got `int`",
+        "presets/bad.toml: [CartPole-v1]: wrap=5 does not fit: expected a list, got `int`",
         "presets/bad.toml: [CartPole-v1]: engine=datetime.date(1979, 5, 27) does not fit",
     ],
     "[CartPole-v1]\nwrap = [5]\nenv_kwargs = {a = 1979-05-27}\nhidden = [64, 'x']": [
