@@ -245,7 +245,10 @@ def test_a_run_finds_its_module_from_any_folder_if_it_is_ours(module: Path, tmp_
     assert code == 2
     assert "is not in the folder of a run, and names code to import" in err
     assert "--allow my_grid" in err
-    assert shoal.load(away / "alone.safetensors").env["id"] == "my_grid:GridWorld", "loading imports nothing"
+    alone = shoal.load(away / "alone.safetensors")
+    assert alone.env["id"] == "my_grid:GridWorld", "loading imports nothing"
+    with pytest.raises(UsageError, match="names code to import"):
+        shoal.evaluate(alone, 2)
     if os.geteuid() == 0:
         os.chown(run / "config.json", 65534, 65534)
         code, _, err = command("resume", str(run), "--iterations=4", cwd=module)

@@ -28,6 +28,7 @@ from shoal.runs.metrics import MetricsRow
 from shoal.runs.settings import Settings
 from shoal.runs.spec import RunSpec
 from shoal.runs.track import Tracker
+from shoal.runs.trust import trust_policy
 from shoal.runs.usage import Usage
 from shoal.sampling.evaluation import Evaluation
 
@@ -229,13 +230,17 @@ def evaluate(
     sample: bool = False,
     engine: str | Engine = "processes",
     workers: int | None = None,
+    allow: Sequence[str] = (),
 ) -> Evaluation:
     """Play whole episodes with any policy, such as `run.best`, or the `policy` of an iteration.
 
-    Imports the environment that the policy names, so load only policies whose source you trust.
+    If the policy comes from a file that is not in the folder of a run of yours, `allow` lists the modules of its
+    environment that may be imported.
     """
     if problems := evaluation_problems(episodes, seed, engine, workers):
         raise UsageError(problems)
+    if policy.source is not None:
+        trust_policy(str(policy.source), policy.source.parent, policy.env, allow)
     return evaluate_saved(policy.saved, episodes, seed, sample, engine, workers)
 
 

@@ -22,7 +22,8 @@ class LoadedPolicy:
 
     def __init__(self, saved: SavedPolicy, source: Path | None = None) -> None:
         self.saved = saved
-        self._source = source
+        self.source = source
+        """File that the policy was loaded from; None for one that was just learned."""
         self._policy, self._distribution = saved.policy, saved.policy.distribution
         weights = saved.weights.copy()
         if "epsilon" in weights:  # slots may explore at different rates; sampled actions use the lowest
@@ -116,7 +117,7 @@ class LoadedPolicy:
         """
         from shoal.policies.export.files import export
 
-        export(self.saved, Path(path), self._source)
+        export(self.saved, Path(path), self.source)
 
     def to_torch(self) -> TorchPolicy:
         """Convert to a PyTorch module: `module(observations)` for logits, means or Q-values, `module.act` for actions.
