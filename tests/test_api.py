@@ -1,5 +1,6 @@
 """Train, iterate and load from Python: the digests of the command line, without side effects on the caller."""
 
+import functools
 import os
 import re
 import signal
@@ -165,6 +166,7 @@ def test_mistakes_of_calls_are_explained() -> None:
     calls: list[tuple[Any, str]] = [
         (lambda: shoal.train("ppo", gymnasium.make("CartPole-v1")), "pass its id 'CartPole-v1'"),
         (lambda: shoal.train("PPO", "CartPole-v1"), "Did you mean ppo"),
+        (lambda: shoal.train("ppo", functools.partial(gymnasium.make, "CartPole-v1")), "its arguments separately"),
         (lambda: shoal.train("ppo", "CartPole-v1", learning_rat=1), r"Did you mean lr\?"),
         (lambda: shoal.train("ppo", "CartPole-v1", ent_coef=1), r"Did you mean entropy\?"),
         (lambda: shoal.train("ppo", "CartPole-v1", total_timesteps=9, steps=8), "total_timesteps=9 and steps=8 are"),

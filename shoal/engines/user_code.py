@@ -82,6 +82,10 @@ def locate(thing: object, what: str) -> str:
     """Return the name `module:name` by which any process finds a class or function; a file for that of a script."""
     module: str | None = getattr(thing, "__module__", None)
     name: str | None = getattr(thing, "__qualname__", None)
+    if isinstance(thing, functools.partial):
+        raise UsageError(
+            f"{what} is a partial call, which has no name. Pass {thing.func!r} and its arguments separately"
+        )
     if module is None or name is None or not callable(thing):
         raise UsageError(f"{what} must be a name, a class or a function, not {thing!r}")
     if "<" in name or "." in name:
