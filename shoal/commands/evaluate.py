@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,21 +49,24 @@ def evaluate_saved(
     saved: SavedPolicy, count: int, seed: int, sample: bool, engine: str | Engine, workers: int | None
 ) -> Evaluation:
     """Play `count` episodes with a policy, on an engine that exists or one by name."""
-    saved = _with_code_of_now(saved)
+    modules = users_modules(saved.env["id"], saved.env.get("wrap", ()))
+    saved = _with_code_of_now(saved, modules)
     if isinstance(engine, Engine):
         return evaluate_policy(engine, saved, count, seed, sample)
-    modules = users_modules(saved.env["id"], saved.env.get("wrap", ()))
     if problems := notebook_problems(saved.env["id"], modules, engine):
         raise UsageError(problems)
     with engines.make(engine, workers) as pool:
         return evaluate_policy(pool, saved, count, seed, sample)
 
 
-def _with_code_of_now(saved: SavedPolicy) -> SavedPolicy:
-    """Let workers expect the user's code as it is now, and warn if the policy was trained with other code."""
+def _with_code_of_now(saved: SavedPolicy, modules: Iterable[str]) -> SavedPolicy:
+    """Let workers expect the user's code as it is now, and warn if the policy was trained with other code.
+
+    Imports no more than the `modules` of the environment, which the caller trusts, whatever else a file may list.
+    """
     then = saved.env.get("code", {})
-    now = {name: user_code.content_digest(user_code.load(name)) for name in then}
-    for name in [name for name in then if then[name] != now[name]]:
+    now = {name: user_code.content_digest(user_code.load(name)) for name in modules if name in then}
+    for name in [name for name in now if then[name] != now[name]]:
         log.warning(
             "the code of %s has changed since the policy was trained (%s then, %s now), so its returns may differ",
             name, then[name], now[name],

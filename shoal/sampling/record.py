@@ -96,10 +96,12 @@ class LaneRecorder:
         self.infos.append({key: self._number(slot, key, info[key]) for key in self.keys if key in info})
 
     def _number(self, slot: int, key: str, value: Any) -> float:
+        lane = self.lane
         try:
             return float(value)
         except (TypeError, ValueError):
-            lane = self.lane
+            if key not in lane.spec.info_keys:  # not asked for, so it must not end the run
+                return np.nan
             where = lane.where(slot, lane.episodes[slot], lane.clock - lane.begun[slot] - 1)
             raise EnvironmentFault(
                 f"info[{key!r}] is {str(value)[:80]!r} at the end of an episode, and a metric needs a number: {where}"
